@@ -210,9 +210,7 @@ class IndexKind(Named):
         """The index kind of an array, or of a NumPy or torch dtype."""
         kind = _named_dtype(x, _INDEX_OF_DTYPE)
         if kind is None:
-            raise Unsupported(
-                f"indices are int32 or int64; got {getattr(x, 'dtype', x)!s}"
-            )
+            raise Unsupported(f"indices are int32 or int64; got {getattr(x, 'dtype', x)!s}")
         return kind  # type: ignore[no-any-return]
 
 

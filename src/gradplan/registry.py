@@ -175,7 +175,7 @@ _SPECS = (
     KindSpec(
         kind=ReduceKind.PROD,
         category=OpCategory.REDUCTION,
-        engine=Engine.RECURRENCE,
+        engine=Engine.ROW_STATE,
         function="prod_backward",
         formula="dy · Π of the others",
         x=Need.REQUIRED,

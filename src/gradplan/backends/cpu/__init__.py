@@ -1,0 +1,1 @@
+"""The CPU backend: four engines in Numba, fed by formulas."""

@@ -1,0 +1,1 @@
+"""Kernels: what Numba compiles. Nothing outside this package imports Numba."""

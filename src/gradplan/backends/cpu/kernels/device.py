@@ -1,0 +1,25 @@
+"""How inner functions are compiled: for kernels only, with no way in from Python.
+
+`inlined` may be summed in lanes (reassociation); `ordered` keeps its operations in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+
+_OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    return njit(function, fastmath={"reassoc", "contract"}, **_OPTIONS)  # type: ignore[no-any-return]
+
+
+def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
+    return njit(function, fastmath={"contract"}, **_OPTIONS)  # type: ignore[no-any-return]

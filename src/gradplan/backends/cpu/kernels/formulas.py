@@ -1,0 +1,469 @@
+"""The formulas of every kind, as scalar functions; the engines know no kind by name.
+
+Notation is the contract's. A map kind is `apply`; a row kind adds a state (`first`, `step`,
+`merge`, `finish`) summed over the row; a scan kind is a recurrence from the far end.
+
+Types: functions see f64 where the element is f32 or f64 (or the formula is `wide`), and f32
+where it is a half. States are kept in f64; a row's blocks of 512 are summed in the working type.
+Constants come typed (`zero`, `one`), because Numba would widen f32 · 1.0 to f64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ....kinds import BinaryKind, ElementKind, Named, ReduceKind, ScanKind, SoftmaxKind, TieRule
+from .device import inlined, ordered
+from .exponential import exp_f32, exp_f64, exp_mixed
+from .lowlevel import bits_of_f64, f64_of_bits
+
+__all__ = ["MapFormula", "RecurrenceFormula", "map_formula", "recurrence_formula"]
+
+Scalar = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapFormula:
+    """dx = apply(state of the row, dy, x, y): with no state, a plain map.
+
+    - `uses`: which of dy, x, y it reads;
+    - `step(s, dy, x, y, i, p)` → s, `merge(s, t)` → s, `finish(s, n)` → r, tuples throughout;
+    - `apply(r, dy, x, y, i, p, q)` → dx; `apply2` gives a second output;
+    - i is the element's index in C order over the reduced axes (only where `indexed`);
+    - p and q are the problem's parameters.
+    """
+
+    uses: str
+    apply: Scalar
+    apply2: Scalar | None = None
+    first: tuple[float, ...] = ()
+    step: Scalar | None = None
+    merge: Scalar | None = None
+    finish: Scalar | None = None
+    indexed: bool = False
+
+
+def is_wide(kind: Named, element: ElementKind, ties: TieRule | None) -> bool:
+    """Whether a map or row kind computes in f64. Halves compute in f32, where that will do."""
+    if element in (ElementKind.F32, ElementKind.F64) or kind == ReduceKind.PROD:
+        return True
+    return ties in (TieRule.FIRST, TieRule.LAST)  # f32 cannot hold the index
+
+
+def _sum_merge(s, t):  # type: ignore[no-untyped-def]
+    return (s[0] + t[0],)
+
+
+def _keep(s, n):  # type: ignore[no-untyped-def]
+    return s
+
+
+def _mean(s, n):  # type: ignore[no-untyped-def]
+    return (s[0] / n,)
+
+
+def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapFormula:
+    """The formula of a map or row kind, for this element."""
+    wide = is_wide(kind, element, ties)
+    real = np.float64 if wide else np.float32
+    zero, one = real(0), real(1)
+    # exp of a stored value, and of a difference (which has more bits than f32 holds).
+    exp_stored = {ElementKind.F64: exp_f64, ElementKind.F32: _exp_of_f32}.get(element, exp_f32)
+    exp_difference = {ElementKind.F64: exp_f64, ElementKind.F32: exp_mixed}.get(element, exp_f32)
+
+    if kind == SoftmaxKind.SOFTMAX:
+
+        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+            return (s[0] + y * dy,)
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return y * (dy - r[0])
+
+        return _row("dy y", step, _keep, apply)
+
+    if kind == SoftmaxKind.LOG_SOFTMAX:
+
+        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+            return (s[0] + dy,)
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return dy - exp_stored(y) * r[0]
+
+        return _row("dy y", step, _keep, apply)
+
+    if kind == BinaryKind.LERP:
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return p * dy
+
+        def apply2(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return q * dy
+
+        return MapFormula(uses="dy", apply=inlined(apply), apply2=inlined(apply2))
+
+    if kind == ReduceKind.SUM:
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return dy
+
+        return MapFormula(uses="dy", apply=inlined(apply))
+
+    if kind == ReduceKind.MEAN:  # p = n
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return dy / p
+
+        return MapFormula(uses="dy", apply=inlined(apply))
+
+    if kind == ReduceKind.NORM2:
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            # x / y first: it is at most 1, where dy · x might overflow.
+            return zero if y == zero else dy * (x / y)
+
+        return MapFormula(uses="dy x y", apply=inlined(apply))
+
+    if kind == ReduceKind.LOG_SUM_EXP:
+        nothing = real(-np.inf)
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return zero if y == nothing else dy * exp_difference(x - y)
+
+        return MapFormula(uses="dy x y", apply=inlined(apply))
+
+    if kind == ReduceKind.VAR:  # p = m
+
+        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+            return (s[0] + x,)
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            half = (x - r[0]) / p
+            return dy * (half + half)
+
+        return _row("dy x", step, _mean, apply)
+
+    if kind == ReduceKind.STD:  # p = m
+
+        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+            return (s[0] + x,)
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            # (x − mean) / y is at most √n in size, where m · y might underflow.
+            return zero if y == zero else dy * ((x - r[0]) / y / p)
+
+        return _row("dy x y", step, _mean, apply)
+
+    if kind == ReduceKind.PROD:
+        return _prod()
+
+    if kind in (ReduceKind.MAX, ReduceKind.MIN):
+        return _extremum(ties, zero, one)
+
+    raise KeyError(kind)
+
+
+def _exp_of_f32(y):  # type: ignore[no-untyped-def]
+    return np.float64(exp_f32(np.float32(y)))
+
+
+_exp_of_f32 = inlined(_exp_of_f32)
+
+
+def _row(uses: str, step: Scalar, finish: Scalar, apply: Scalar) -> MapFormula:
+    return MapFormula(
+        uses=uses,
+        first=(0.0,),
+        step=inlined(step),
+        merge=inlined(_sum_merge),
+        finish=inlined(finish),
+        apply=inlined(apply),
+    )
+
+
+def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
+    """max and min: which x equal y is all that matters, and NaN equals NaN."""
+
+    @inlined
+    def hit(x, y):  # type: ignore[no-untyped-def]
+        return (x == y) | ((x != x) & (y != y))
+
+    if ties is TieRule.ALL:
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return dy if hit(x, y) else zero
+
+        return MapFormula(uses="dy x y", apply=inlined(apply))
+
+    if ties is TieRule.SPLIT:
+
+        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+            return (s[0] + (one if hit(x, y) else zero),)
+
+        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+            return dy / r[0] if hit(x, y) else zero
+
+        return _row("dy x y", step, _keep, apply)
+
+    first = ties is TieRule.FIRST
+
+    def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        better = i < s[0] if first else i > s[0]
+        return (i if hit(x, y) & better else s[0],)
+
+    def merge(s, t):  # type: ignore[no-untyped-def]
+        better = t[0] < s[0] if first else t[0] > s[0]
+        return (t[0] if better else s[0],)
+
+    def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        return dy if i == r[0] else zero
+
+    return MapFormula(
+        uses="dy x y",
+        first=(np.inf if first else -1.0,),
+        step=inlined(step),
+        merge=inlined(merge),
+        finish=inlined(_keep),
+        apply=inlined(apply),
+        indexed=True,
+    )
+
+
+_EXPONENT = 0x7FF
+_MANTISSA = 0x000FFFFFFFFFFFFF
+_SIGN = -0x8000000000000000
+_ONE_BITS = 0x3FF0000000000000
+_MAGIC_BITS = 0x4338000000000000  # 1.5 · 2^52: adding a small integer gives its float
+_MAGIC = 1.5 * 2.0**52
+_SUBNORMAL_LIFT = 2.0**54
+
+
+def _prod() -> MapFormula:
+    """dy · Π of the others, with no division by zero and no overflow on the way.
+
+    The state is Π of the significands (1 ≤ |m| < 2, signs included), the sum of the exponents,
+    and how many zeros, infinities and NaNs there are; those three count as ±1 in the product.
+    Leaving one factor out is then exact whatever it was: its significand is divided out, its
+    exponent subtracted, its count taken off. 512 significands multiply to less than 2^512,
+    and `merge` normalises.
+    """
+
+    @ordered
+    def parts(x):  # type: ignore[no-untyped-def]
+        # significand, exponent, and whether it is zero, infinite or NaN
+        lifted = x * _SUBNORMAL_LIFT
+        tiny = ((bits_of_f64(x) >> 52) & _EXPONENT) == 0
+        bits = bits_of_f64(lifted if tiny else x)
+        field = (bits >> 52) & _EXPONENT
+        special = (field == 0) | (field == _EXPONENT)
+        keep = bits & (_SIGN if special else _SIGN | _MANTISSA)
+        exponent = f64_of_bits(_MAGIC_BITS + field) - _MAGIC - (1077.0 if tiny else 1023.0)
+        return f64_of_bits(keep | _ONE_BITS), 0.0 if special else exponent
+
+    @ordered
+    def power(e):  # type: ignore[no-untyped-def]
+        return f64_of_bits((bits_of_f64(e + 1023.0 + _MAGIC) - _MAGIC_BITS) << 52)
+
+    def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        m, e = parts(x)
+        return (
+            s[0] * m,
+            s[1] + e,
+            s[2] + (1.0 if x == 0.0 else 0.0),
+            s[3] + (1.0 if (x == np.inf) | (x == -np.inf) else 0.0),
+            s[4] + (1.0 if x != x else 0.0),
+        )
+
+    def merge(s, t):  # type: ignore[no-untyped-def]
+        m, e = parts(s[0])
+        n, f = parts(t[0])
+        return (m * n, s[1] + t[1] + e + f, s[2] + t[2], s[3] + t[3], s[4] + t[4])
+
+    def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        m, e = parts(x)
+        ratio = r[0] / m
+        exponent = r[1] - e
+        # 2^exponent in three factors, each of them a normal number.
+        bounded = min(max(exponent, -3000.0), 3000.0)
+        third = (bounded / 3.0 + _MAGIC) - _MAGIC
+        others = ratio * power(third) * power(third) * power(bounded - third - third)
+        zeros = r[2] - (1.0 if x == 0.0 else 0.0)
+        infinities = r[3] - (1.0 if (x == np.inf) | (x == -np.inf) else 0.0)
+        nans = r[4] - (1.0 if x != x else 0.0)
+        others = others * 0.0 if zeros > 0.0 else others
+        others = others * np.inf if infinities > 0.0 else others
+        others = np.nan if nans > 0.0 else others
+        return dy * others
+
+    return MapFormula(
+        uses="dy x",
+        first=(1.0, 0.0, 0.0, 0.0, 0.0),
+        step=inlined(step),
+        merge=inlined(merge),
+        finish=inlined(_keep),
+        apply=ordered(apply),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrenceFormula:
+    """A scan gradient, one step at a time from the far end, all in f64.
+
+    With T the part of the gradient that arrives from k+1:
+
+        S = dy[k] + T,   dx[k] = out(S),   T ← gain · S
+
+    so `gain` at step k is the contract's c[k−1]: it needs x[k] and the scan's state before and
+    after k alone. The state is read from y where y is given, and otherwise recomputed from x by
+    `forward`. Where `chosen`, gain is 0 or 1 and chooses: 0 · NaN must not leak.
+    """
+
+    uses_x: bool
+    slots: int
+    identity: tuple[float, ...] = ()
+    forward: Scalar | None = None
+    merge: Scalar | None = None
+    out: Scalar
+    gain: Scalar
+    chosen: bool = False
+
+
+def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> RecurrenceFormula:
+    """The formula of a scan kind, with the state from y or recomputed."""
+    if kind == ScanKind.CUMSUM:
+
+        def out(S, x, before, after):  # type: ignore[no-untyped-def]
+            return S
+
+        def gain(x, before, after):  # type: ignore[no-untyped-def]
+            return 1.0
+
+        return RecurrenceFormula(uses_x=False, slots=0, out=ordered(out), gain=ordered(gain))
+
+    if kind == ScanKind.CUMPROD:
+
+        def forward(s, x):  # type: ignore[no-untyped-def]
+            return (s[0] * x,)
+
+        def merge(s, t):  # type: ignore[no-untyped-def]
+            return (s[0] * t[0],)
+
+        def out(S, x, before, after):  # type: ignore[no-untyped-def]
+            return before[0] * S
+
+        def gain(x, before, after):  # type: ignore[no-untyped-def]
+            return x
+
+        return RecurrenceFormula(
+            uses_x=True,
+            slots=1,
+            identity=(1.0,),
+            forward=ordered(forward),
+            merge=ordered(merge),
+            out=ordered(out),
+            gain=ordered(gain),
+        )
+
+    if kind in (ScanKind.CUMMAX, ScanKind.CUMMIN):
+        return _running_extremum(kind == ScanKind.CUMMAX, ties is TieRule.LAST)
+
+    if kind == ScanKind.LOG_CUMSUM_EXP:
+        return _log_cumsum_exp_of_y() if from_y else _log_cumsum_exp()
+
+    raise KeyError(kind)
+
+
+def _running_extremum(largest: bool, later_wins: bool) -> RecurrenceFormula:
+    @ordered
+    def beats(x, m):  # type: ignore[no-untyped-def]
+        if later_wins:
+            return ((x >= m) if largest else (x <= m)) | (x != x)
+        return ((x > m) if largest else (x < m)) | ((x != x) & (m == m))
+
+    def forward(s, x):  # type: ignore[no-untyped-def]
+        return (x if beats(x, s[0]) else s[0],)
+
+    def merge(s, t):  # type: ignore[no-untyped-def]
+        return (t[0] if beats(t[0], s[0]) else s[0],)
+
+    def out(S, x, before, after):  # type: ignore[no-untyped-def]
+        return S if beats(x, before[0]) else 0.0
+
+    def gain(x, before, after):  # type: ignore[no-untyped-def]
+        return 0.0 if beats(x, before[0]) else 1.0
+
+    return RecurrenceFormula(
+        uses_x=True,
+        slots=1,
+        identity=(-np.inf if largest else np.inf,),
+        forward=ordered(forward),
+        merge=ordered(merge),
+        out=ordered(out),
+        gain=ordered(gain),
+        chosen=True,
+    )
+
+
+def _log_cumsum_exp_of_y() -> RecurrenceFormula:
+    def out(S, x, before, after):  # type: ignore[no-untyped-def]
+        return 0.0 if x == -np.inf else exp_f64(x - after[0]) * S
+
+    def gain(x, before, after):  # type: ignore[no-untyped-def]
+        return 1.0 if before[0] == after[0] else exp_f64(before[0] - after[0])
+
+    return RecurrenceFormula(
+        uses_x=True, slots=1, identity=(-np.inf,), out=ordered(out), gain=ordered(gain)
+    )
+
+
+def _log_cumsum_exp() -> RecurrenceFormula:
+    """y = m + log E is kept as (m, E): the running maximum and the sum of exp(x − m).
+
+    One exponential t = exp(−|x − m|) a step serves both cases: a new maximum scales the old sum
+    by t, any other x adds t. Neither a logarithm nor y itself is ever needed.
+    """
+
+    @ordered
+    def t_of(x, m):  # type: ignore[no-untyped-def]
+        t = exp_f64(-abs(x - m))
+        t = 1.0 if x == m else t
+        return 0.0 if x == -np.inf else t
+
+    def forward(s, x):  # type: ignore[no-untyped-def]
+        m, total = s
+        t = t_of(x, m)
+        return (x if x > m else m), (total * t + 1.0 if x > m else total + t)
+
+    def merge(s, t):  # type: ignore[no-untyped-def]
+        m, total = s
+        n, more = t
+        scale = t_of(n, m) if n <= m else t_of(m, n)
+        scale = scale if more == more else more
+        if n > m:
+            return n, total * scale + more
+        return m, total + more * scale
+
+    def out(S, x, before, after):  # type: ignore[no-untyped-def]
+        m = before[0]
+        w = (1.0 if x > m else t_of(x, m)) / after[1]
+        w = np.nan if x == np.inf else w  # exp(inf − inf)
+        return 0.0 if x == -np.inf else w * S
+
+    def gain(x, before, after):  # type: ignore[no-untyped-def]
+        m, total = before
+        c = total * (t_of(x, m) if x > m else 1.0) / after[1]
+        same = (after[1] == 0.0) | ((m == np.inf) & (after[1] == after[1]))
+        return 1.0 if same else c
+
+    return RecurrenceFormula(
+        uses_x=True,
+        slots=2,
+        identity=(-np.inf, 0.0),
+        forward=ordered(forward),
+        merge=ordered(merge),
+        out=ordered(out),
+        gain=ordered(gain),
+    )

@@ -1,0 +1,342 @@
+"""The recurrence S[k] = dy[k] + c[k]·S[k+1], many rows at a time.
+
+Rows are lanes: a tile holds some steps of some rows, [step][lane] in f64 on the stack, so that
+every formula vectorises across lanes whatever the layout. Only filling and emptying the tile
+knows strides and element types. The same kernel serves rows that lie side by side (lanes
+contiguous in memory), rows that lie one after the other, and one long row, whose chunks are
+the lanes. Chunks have a fixed length, so bits do not depend on the number of threads:
+
+- FUSED: everything, where rows are enough to go round;
+- FORWARD, FORWARD_COMBINE: the scan's state at each chunk's start (where y is not given);
+- PARTIAL: what each chunk sends on, as T ↦ partial + gain · T;
+- COMBINE: the carry that arrives at each chunk;
+- APPLY: each chunk with its carry.
+
+Without y, the state runs forwards once, leaving a checkpoint a tile, and each tile recomputes
+its own states from there: two reads of x and no temporary of the size of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....kinds import ElementKind, Named, TieRule
+from . import layout as at
+from .device import inlined, ordered
+from .formulas import recurrence_formula
+from .lowlevel import (
+    LANES,
+    float_load,
+    float_store,
+    make_load,
+    make_scratch,
+    make_store,
+    make_tile,
+    make_transposers,
+    make_tuple_memory,
+    meta,
+    prefetch_read,
+    prefetch_write,
+)
+from .rows import offset_of
+
+TILE = 2048
+MAX_LANES = 512
+
+d_load, d_store = make_tile("a")
+x_load, x_store = make_tile("b")
+y_load, y_store = make_tile("c")
+carry_load, carry_store = make_tile("d")
+gain_load, gain_store = make_tile("e")
+# x + (−0.0) is x, bit for bit.
+_NOTHING = -0.0
+
+
+def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool) -> Any:
+    """The kernel of one scan kind."""
+    formula = recurrence_formula(kind, ties, from_y)
+    load, store = make_load(element, True), make_store(element, True)
+    uses_x, slots, chosen = formula.uses_x, formula.slots, formula.chosen
+    stateful = slots > 0
+    size = element.size_bytes
+    recomputes = stateful and not from_y
+    out, gain = formula.out, formula.gain
+    identity = formula.identity or (0.0,)
+    width_of_state = max(slots, 1)
+    state_load, state_store = make_tuple_memory(width_of_state, "tile c")
+    kept_load, kept_store = make_tuple_memory(width_of_state)
+    # Pitch between the numbers of a state: a tile of them, with one step before the first.
+    pitch = TILE + MAX_LANES
+    scratch = make_scratch(3 * TILE + pitch * width_of_state + 2 * MAX_LANES)
+
+    if recomputes:
+        forward, merge = formula.forward, formula.merge
+    else:
+
+        @ordered
+        def forward(s, x):  # type: ignore[no-untyped-def]
+            return s
+
+        @ordered
+        def merge(s, t):  # type: ignore[no-untyped-def]
+            return s
+
+    @ordered
+    def send(g, S):  # type: ignore[no-untyped-def]
+        if chosen:
+            return _NOTHING if g == 0.0 else S
+        return g * S
+
+    def mover(put, tile_name):  # type: ignore[no-untyped-def]
+        turn, _ = make_transposers(element, tile_name)
+
+        @inlined
+        def fill(tile, address, ks, js, steps, w):  # type: ignore[no-untyped-def]
+            if js == 1:
+                for back in range(steps):
+                    k = steps - 1 - back
+                    for j in range(w):
+                        put(tile, k * w + j, load(address, k * ks + j))
+                return
+            whole = 0
+            if w == LANES and (ks == 1 or ks == -1):
+                whole = steps // LANES * LANES
+                for k in range(0, whole, LANES):
+                    turn(tile + 8 * k * LANES, address + size * k * ks, js, int(ks < 0))
+            for j in range(w):
+                for k in range(whole, steps):
+                    put(tile, k * w + j, load(address, j * js + k * ks))
+
+        return fill
+
+    def toucher(prefetch):  # type: ignore[no-untyped-def]
+        @ordered
+        def touch(address, ks, js, steps, w):  # type: ignore[no-untyped-def]
+            if js == 1:
+                for k in range(steps):
+                    for line in range(0, w * size, 64):
+                        prefetch(address + size * k * ks + line)
+            elif ks == 1 or ks == -1:
+                for j in range(w):
+                    for line in range(0, steps * size, 64):
+                        prefetch(address + size * j * js + line * ks)
+
+        return touch
+
+    touch, touch_out = toucher(prefetch_read), toucher(prefetch_write)
+    fill_d, fill_x, fill_y = mover(d_store, "a"), mover(x_store, "b"), mover(y_store, "c")
+    _, turn_back = make_transposers(element, "a")
+
+    @inlined
+    def empty(tile, address, ks, js, steps, w):  # type: ignore[no-untyped-def]
+        if js == 1:
+            for k in range(steps):
+                for j in range(w):
+                    store(address, k * ks + j, d_load(tile, k * w + j))
+            return
+        whole = 0
+        if w == LANES and (ks == 1 or ks == -1):
+            whole = steps // LANES * LANES
+            for k in range(0, whole, LANES):
+                turn_back(tile + 8 * k * LANES, address + size * k * ks, js, int(ks < 0))
+        for j in range(w):
+            for k in range(whole, steps):
+                store(address, j * js + k * ks, d_load(tile, k * w + j))
+
+    def steps_of(fixed):  # type: ignore[no-untyped-def]
+        # The sequential loops, for any number of lanes or for one known to the compiler.
+        @ordered
+        def advance(xs, states, steps, lanes):  # type: ignore[no-untyped-def]
+            w = fixed or lanes
+            for k in range(steps):  # states[k + 1] from states[k]
+                for j in range(w):
+                    s = forward(state_load(states, k * w + j, pitch), x_load(xs, k * w + j))
+                    state_store(states, (k + 1) * w + j, pitch, s)
+
+        @ordered
+        def carry_on(ds, gs, carry, steps, lanes):  # type: ignore[no-untyped-def]
+            w = fixed or lanes
+            for back in range(steps):
+                k = steps - 1 - back
+                for j in range(w):
+                    i = k * w + j
+                    S = d_load(ds, i) + carry_load(carry, j)
+                    d_store(ds, i, S)
+                    carry_store(carry, j, send(gain_load(gs, i), S) if uses_x else S)
+
+        return advance, carry_on
+
+    advance_any, carry_any = steps_of(0)
+    advance_8, carry_8 = steps_of(LANES)
+
+    @ordered
+    def run_forward(xs, states, steps, w):  # type: ignore[no-untyped-def]
+        # A long body vectorises only where the compiler does not unroll it first.
+        if w == LANES and slots < 2:
+            advance_8(xs, states, steps, w)
+        else:
+            advance_any(xs, states, steps, w)
+
+    @ordered
+    def run_backward(ds, xs, states, gs, carry, steps, w):  # type: ignore[no-untyped-def]
+        # Only S itself runs step by step; gains and outputs are flat loops over the tile.
+        if uses_x:
+            for i in range(steps * w):
+                before = state_load(states, i, pitch)
+                after = state_load(states, i + w, pitch)
+                gain_store(gs, i, gain(x_load(xs, i), before, after))
+        if w == LANES:
+            carry_8(ds, gs, carry, steps, w)
+        else:
+            carry_any(ds, gs, carry, steps, w)
+        if uses_x:
+            for i in range(steps * w):
+                before = state_load(states, i, pitch)
+                after = state_load(states, i + w, pitch)
+                d_store(ds, i, out(d_load(ds, i), x_load(xs, i), before, after))
+
+    @ordered
+    def multiply_gains(gs, gains, steps, w):  # type: ignore[no-untyped-def]
+        for k in range(steps):
+            for j in range(w):
+                kept = float_load(gains, j)
+                float_store(gains, j, kept * (gain_load(gs, k * w + j) if uses_x else 1.0))
+
+    @ordered
+    def combine(m, ws, lo, hi):  # type: ignore[no-untyped-def]
+        chunks = meta(m, at.CHUNKS)
+        partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
+        for row in range(lo, hi):
+            T = _NOTHING
+            for back in range(chunks):
+                c = row * chunks + chunks - 1 - back
+                float_store(carries, c, T)
+                partial = float_load(partials, 2 * c)
+                # The far end receives nothing, which is not the same as gain · 0.
+                T = partial if back == 0 else partial + send(float_load(partials, 2 * c + 1), T)
+
+    @ordered
+    def combine_forward(m, ws, lo, hi):  # type: ignore[no-untyped-def]
+        chunks, states = meta(m, at.CHUNKS), ws + meta(m, at.STATES)
+        for row in range(lo, hi):
+            s = identity
+            for c in range(row * chunks, (row + 1) * chunks):
+                own = kept_load(states, c * width_of_state, 1)
+                kept_store(states, c * width_of_state, 1, s)
+                s = merge(s, own)
+
+    def recurrence(call, slot, lo, hi):  # type: ignore[no-untyped-def]
+        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
+        if phase == at.COMBINE:
+            combine(m, ws, lo, hi)
+            return
+        if phase == at.FORWARD_COMBINE:
+            combine_forward(m, ws, lo, hi)
+            return
+        n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
+        lanes, width, blocks = (
+            meta(m, at.ACROSS),
+            meta(m, at.LANE_WIDTH),
+            meta(m, at.LANE_BLOCKS),
+        )
+        steps, more = meta(m, at.STEPS), meta(m, at.MORE_ACROSS)
+        kd, kx = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2)
+        ky, ko = meta(m, at.AXIS + 3), meta(m, at.AXIS + 4)
+        jd, jx = meta(m, at.ACROSS + 1), meta(m, at.ACROSS + 2)
+        jy, jo = meta(m, at.ACROSS + 3), meta(m, at.ACROSS + 4)
+        split = phase != at.FUSED
+        ds = scratch()
+        xs = ds + 8 * TILE
+        states = xs + 8 * TILE
+        gs = states + 8 * pitch * width_of_state
+        carry = gs + 8 * TILE
+        gains = carry + 8 * MAX_LANES
+        checkpoints = ws + meta(m, at.CHECKPOINTS) + slot * meta(m, at.SLOT_BYTES)
+        partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
+        chunk_states = ws + meta(m, at.STATES)
+        for u in range(lo, hi):
+            q = u // blocks
+            j0 = (u - q * blocks) * width
+            w, length = min(width, lanes - j0), chunk
+            if j0 >= lanes:  # the last chunk, shorter than the others
+                j0, w = lanes, 1
+                length = n - lanes * chunk
+            dy = meta(call, at.DY) + size * (j0 * jd + offset_of(m, at.MORE_ACROSS_AT, more, q, 1))
+            x = meta(call, at.X) + size * (j0 * jx + offset_of(m, at.MORE_ACROSS_AT, more, q, 2))
+            y = meta(call, at.Y) + size * (j0 * jy + offset_of(m, at.MORE_ACROSS_AT, more, q, 3))
+            o = meta(call, at.OUT) + size * (j0 * jo + offset_of(m, at.MORE_ACROSS_AT, more, q, 4))
+            c0 = q * chunks + j0  # number of the first lane's chunk
+            tiles = (length + steps - 1) // steps
+            for j in range(w):
+                carry_store(carry, j, _NOTHING)
+                float_store(gains, j, 1.0)
+                if phase == at.APPLY:
+                    carry_store(carry, j, float_load(carries, c0 + j))
+                if recomputes:
+                    state_store(states, j, pitch, identity)
+                    if phase == at.PARTIAL or phase == at.APPLY:
+                        s = kept_load(chunk_states, (c0 + j) * width_of_state, 1)
+                        state_store(states, j, pitch, s)
+            if recomputes:
+                for tile in range(tiles):
+                    k0 = tile * steps
+                    count = min(steps, length - k0)
+                    if phase != at.FORWARD:
+                        for j in range(w):
+                            place = tile * w * width_of_state + j
+                            kept_store(checkpoints, place, w, state_load(states, j, pitch))
+                        if tile + 1 == tiles:
+                            break
+                    fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
+                    run_forward(xs, states, count, w)
+                    for j in range(w):
+                        s = state_load(states, count * w + j, pitch)
+                        state_store(states, j, pitch, s)
+                if phase == at.FORWARD:
+                    for j in range(w):
+                        place = (c0 + j) * width_of_state
+                        kept_store(chunk_states, place, 1, state_load(states, j, pitch))
+                    continue
+            for back in range(tiles):
+                tile = tiles - 1 - back
+                k0 = tile * steps
+                count = min(steps, length - k0)
+                if k0 > 0:  # tiles come in descending order, which no hardware foresees
+                    touch(dy + size * (k0 - steps) * kd, kd, jd, steps, w)
+                    if uses_x:
+                        touch(x + size * (k0 - steps) * kx, kx, jx, steps, w)
+                    if stateful and not recomputes:
+                        touch(y + size * (k0 - steps) * ky, ky, jy, steps, w)
+                if phase != at.PARTIAL:
+                    touch_out(o + size * k0 * ko, ko, jo, count, w)
+                fill_d(ds, dy + size * k0 * kd, kd, jd, count, w)
+                if uses_x:
+                    fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
+                if recomputes:
+                    for j in range(w):
+                        place = tile * w * width_of_state + j
+                        state_store(states, j, pitch, kept_load(checkpoints, place, w))
+                    run_forward(xs, states, count, w)
+                elif stateful:
+                    fill_y(states + 8 * w, y + size * k0 * ky, ky, jy, count, w)
+                    for j in range(w):
+                        if k0 == 0 and not (split and j0 + j > 0):
+                            state_store(states, j, pitch, identity)
+                        else:
+                            y_store(states, j, load(y, j * jy + (k0 - 1) * ky))
+                run_backward(ds, xs, states, gs, carry, count, w)
+                if chosen and k0 == 0:
+                    # The first element always wins: what it did not take, it takes now.
+                    for j in range(w):
+                        if not (split and j0 + j > 0):
+                            d_store(ds, j, d_load(ds, j) + carry_load(carry, j))
+                if phase == at.PARTIAL:
+                    multiply_gains(gs, gains, count, w)
+                else:
+                    empty(ds, o + size * k0 * ko, ko, jo, count, w)
+            if phase == at.PARTIAL:
+                for j in range(w):
+                    float_store(partials, 2 * (c0 + j), carry_load(carry, j))
+                    float_store(partials, 2 * (c0 + j) + 1, float_load(gains, j))
+
+    return recurrence

@@ -1,0 +1,157 @@
+"""Segment sums: the embedding's gradient.
+
+- SORT: indices that count are sorted stably by the row they name (radix sort; a word carries
+  its position in the low bits), and the places where a row begins are noted;
+- APPLY: each row of the table is summed by one thread in the order of the indices, in f64,
+  a slice of the columns at a time: the bits depend on nothing else, a row that is named a
+  million times is shared by its slices, and rows that nobody names are zeroed on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....kinds import ElementKind, IndexKind
+from . import layout as at
+from .device import inlined
+from .lowlevel import (
+    int32_load,
+    int_load,
+    int_store,
+    make_load,
+    make_read_back,
+    make_scratch,
+    make_store,
+    make_tile,
+    meta,
+)
+from .rows import offset_of
+
+SLICE = 128
+BLOCK = 64
+DIGIT_BITS = 11
+_DIGITS = 1 << DIGIT_BITS
+
+acc_load, acc_store = make_tile("a")
+
+
+def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
+    """The kernel; `unit`: columns are contiguous in both arrays."""
+    load, store = make_load(element, True), make_store(element, True)
+    old = make_read_back(element)
+    wide_index = index is IndexKind.I64
+    counters = make_scratch(_DIGITS)
+    sums = make_scratch(SLICE)
+
+    @inlined
+    def place_of(m, i, operand):  # type: ignore[no-untyped-def]
+        more = meta(m, at.MORE_INDEX)
+        if more == 0:
+            return i * meta(m, at.AXIS + operand)
+        extent = meta(m, at.AXIS)
+        q = i // extent
+        inner = (i - q * extent) * meta(m, at.AXIS + operand)
+        return inner + offset_of(m, at.MORE_AXIS_AT, more, q, operand)
+
+    @inlined
+    def sort(m, ws, indices):  # type: ignore[no-untyped-def]
+        n, rows = meta(m, at.EXTENT), meta(m, at.ROWS)
+        padding, shift, bits = meta(m, at.PADDING), meta(m, at.SHIFT), meta(m, at.KEY_BITS)
+        words, spare = ws + meta(m, at.WORDS_AT), ws + meta(m, at.SPARE_AT)
+        starts = ws + meta(m, at.STARTS_AT)
+        kept = 0
+        for i in range(n):
+            at_index = place_of(m, i, at.S_X)
+            key = int_load(indices, at_index) if wide_index else int(int32_load(indices, at_index))
+            if key >= 0 and key < rows and key != padding:
+                int_store(words, kept, (key << shift) | i)
+                kept += 1
+        count = counters()
+        for low in range(shift, shift + bits, DIGIT_BITS):
+            for digit in range(_DIGITS):
+                int_store(count, digit, 0)
+            for i in range(kept):
+                digit = (int_load(words, i) >> low) & (_DIGITS - 1)
+                int_store(count, digit, int_load(count, digit) + 1)
+            begin = 0
+            for digit in range(_DIGITS):
+                size = int_load(count, digit)
+                int_store(count, digit, begin)
+                begin += size
+            for i in range(kept):
+                word = int_load(words, i)
+                digit = (word >> low) & (_DIGITS - 1)
+                place = int_load(count, digit)
+                int_store(count, digit, place + 1)
+                int_store(spare, place, word)
+            words, spare = spare, words
+        segments = 0
+        last = -1
+        for i in range(kept):
+            key = int_load(words, i) >> shift
+            if key != last:
+                int_store(starts, segments, i)
+                segments += 1
+                last = key
+        int_store(starts, segments, kept)
+        int_store(ws, 0, segments)
+        int_store(ws, 1, words)
+
+    def segments(call, slot, lo, hi):  # type: ignore[no-untyped-def]
+        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
+        if phase == at.PARTIAL:
+            sort(m, ws, meta(call, at.X))
+            return
+        dout, table = meta(call, at.DY), meta(call, at.OUT)
+        rows, columns = meta(m, at.ROWS), meta(m, at.COLUMNS)
+        shift, slices = meta(m, at.SHIFT), meta(m, at.LANE_BLOCKS)
+        accumulate, by_count = meta(m, at.ACCUMULATE), meta(m, at.BY_COUNT)
+        dc = 1 if unit else meta(m, at.ACROSS + at.S_DY)
+        tn, tc = meta(m, at.AXIS + at.S_OUT), 1 if unit else meta(m, at.ACROSS + at.S_OUT)
+        starts = ws + meta(m, at.STARTS_AT)
+        count, words = int_load(ws, 0), int_load(ws, 1)
+        mask = (1 << shift) - 1
+        acc = sums()
+        for u in range(lo, hi):
+            block = u // slices
+            c0 = (u - block * slices) * SLICE
+            width = min(SLICE, columns - c0)
+            # Targets are the named rows where we add, and all rows where we overwrite.
+            first, limit = block * BLOCK, min(block * BLOCK + BLOCK, count if accumulate else rows)
+            segment = first
+            if not accumulate:
+                segment, above = 0, count  # the first segment at or after this row
+                while segment < above:
+                    middle = (segment + above) // 2
+                    if int_load(words, int_load(starts, middle)) >> shift < first:
+                        segment = middle + 1
+                    else:
+                        above = middle
+            for target in range(first, limit):
+                row, begin, end = target, 0, 0
+                if segment < count:
+                    begin, end = int_load(starts, segment), int_load(starts, segment + 1)
+                    key = int_load(words, begin) >> shift
+                    if accumulate:
+                        row = key
+                    if key == row:
+                        segment += 1
+                    else:
+                        end = begin
+                for c in range(width):
+                    acc_store(acc, c, 0.0)
+                for i in range(begin, end):
+                    source = place_of(m, int_load(words, i) & mask, at.S_DY) + c0 * dc
+                    for c in range(width):
+                        acc_store(acc, c, acc_load(acc, c) + load(dout, source + c * dc))
+                place = row * tn + c0 * tc
+                if by_count and end > begin:
+                    for c in range(width):
+                        acc_store(acc, c, acc_load(acc, c) / float(end - begin))
+                if accumulate:
+                    for c in range(width):
+                        acc_store(acc, c, acc_load(acc, c) + old(table, place + c * tc))
+                for c in range(width):
+                    store(table, place + c * tc, acc_load(acc, c))
+
+    return segments

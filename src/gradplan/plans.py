@@ -1,0 +1,415 @@
+"""Plans: the answer to a descriptor.
+
+`select` asks whether and how a problem can be run; `validate` checks one call's arrays;
+`bind` fixes the kernel variant for them; `run` does all of it, with the variant remembered by
+the arrays' strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from .args import (
+    BinaryParamBackwardArgs,
+    EmbeddingBackwardArgs,
+    ReduceBackwardArgs,
+    ScanBackwardArgs,
+    SoftmaxBackwardArgs,
+)
+from .backends import Backend, Program, find
+from .descriptors import (
+    BinaryParamBackwardDescriptor,
+    EmbeddingBackwardDescriptor,
+    Operand,
+    ReduceBackwardDescriptor,
+    ScanBackwardDescriptor,
+    SoftmaxBackwardDescriptor,
+)
+from .errors import GradPlanError, InvalidProblem, MisalignedOperand, Unsupported, WorkspaceTooSmall
+from .geometry import c_strides
+from .overlap import check_overlaps
+from .registry import MAX_RANK
+from .sku import KernelSku, PlanPreference, PrecisionGuarantee
+from .views import View, view
+
+__all__ = [
+    "BinaryParamBackwardPlan",
+    "BoundLaunch",
+    "EmbeddingBackwardPlan",
+    "Plan",
+    "ReduceBackwardPlan",
+    "ScanBackwardPlan",
+    "SoftmaxBackwardPlan",
+]
+
+_ANY = PlanPreference()
+_WORKSPACE_ALIGNMENT = 256
+# Variants remembered by a plan, and plans by the process; both are small.
+_PROGRAM_LIMIT = 256
+_PLAN_LIMIT = 4096
+
+Views = dict[str, View]
+
+
+def _device_name(device: Any) -> str:
+    return str(device).lower()
+
+
+class BoundLaunch:
+    """A launch for certain arrays: validated once, kept alive, called as often as you like.
+
+    It owns its workspace, so one run may be in flight at a time.
+    """
+
+    __slots__ = ("_keep", "_launch", "_plan", "_program", "_workspace_bytes")
+
+    def __init__(
+        self, plan: Plan, program: Program, launch: Callable[[], None], keep: tuple[Any, ...]
+    ) -> None:
+        self._plan = plan
+        self._program = program
+        self._launch = launch
+        self._keep = keep
+
+    def __call__(self, stream: Any = None) -> None:
+        """Run it. On the CPU `stream` is ignored and the work is done on return."""
+        self._launch()
+
+    @property
+    def sku(self) -> KernelSku:
+        """The kernel that runs for these very arrays."""
+        return self._plan._sku_of(self._program)
+
+    @property
+    def workspace_size(self) -> int:
+        """The bytes of workspace that these very arrays need."""
+        return self._program.workspace_bytes
+
+    def explain(self) -> str:
+        """What runs and why, for these very arrays."""
+        given = self._keep[0]
+        return self._plan._explain(self._program, given, "these arrays")
+
+
+class Plan:
+    """A selected kernel family for one descriptor; immutable, shared and thread-safe."""
+
+    _descriptor_type: ClassVar[type]
+    _args_type: ClassVar[type]
+    _same: ClassVar[frozenset[str]] = frozenset({"dy"})
+
+    def __init__(self, descriptor: Any, device: str, preference: PlanPreference) -> None:
+        self._desc = descriptor
+        self._device = device
+        self._preference = preference
+        self._backend: Backend = find(device, preference)
+        self._operands: tuple[Operand, ...] = descriptor.operands
+        self._me = type(self).__name__
+        self._check_support()
+        self._guarantee = self._backend.guarantee(descriptor)
+        self._workspace_size = self._backend.workspace_bound(descriptor)
+        limit = preference.max_workspace_bytes
+        if limit is not None and self._workspace_size > limit:
+            raise Unsupported(
+                f"{self._me}: {descriptor.op} of this shape may need {self._workspace_size} bytes "
+                f"of workspace, above max_workspace_bytes={limit}"
+            )
+        self._programs: dict[Any, Program] = {}
+
+    @classmethod
+    def select(
+        cls, descriptor: Any, *, device: Any = "cpu", preference: PlanPreference | None = None
+    ) -> Self:
+        """The plan for a problem on a device; equal questions share one plan.
+
+        Raises `Unsupported` where nothing can run it, and says why.
+        """
+        if not isinstance(descriptor, cls._descriptor_type):
+            raise InvalidProblem(
+                f"{cls.__name__}.select: expected a {cls._descriptor_type.__name__}, "
+                f"got {type(descriptor).__name__}"
+            )
+        if preference is None:
+            preference = _ANY
+        elif not isinstance(preference, PlanPreference):
+            raise InvalidProblem(
+                f"{cls.__name__}.select: preference must be a PlanPreference, got {preference!r}"
+            )
+        return _shared_plan(cls, descriptor, _device_name(device), preference)  # type: ignore[return-value]
+
+    def _check_support(self) -> None:
+        desc = self._desc
+        shape, _ = desc.shape_and_axes
+        if len(shape) > MAX_RANK:
+            raise Unsupported(f"{self._me}: rank {len(shape)} is above the limit of {MAX_RANK}")
+        allowed = desc.spec.ties
+        if allowed and desc.ties not in allowed:
+            names = ", ".join(rule.value for rule in allowed)
+            raise Unsupported(f"{self._me}: {desc.op} takes ties {names}; got {desc.ties.value}")
+
+    @property
+    def descriptor(self) -> Any:
+        """The problem this plan answers."""
+        return self._desc
+
+    @property
+    def device(self) -> str:
+        """Where its arrays must be."""
+        return self._device
+
+    @property
+    def preference(self) -> PlanPreference:
+        """What was insisted on."""
+        return self._preference
+
+    @property
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        """The written guarantee, for any layout of the arrays."""
+        return self._guarantee
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes of workspace that are enough for any layout."""
+        return self._workspace_size
+
+    @property
+    def sku(self) -> KernelSku:
+        """The kernel that runs for C-contiguous arrays with every optional input given."""
+        return self._sku_of(self._contiguous_program())
+
+    def explain(self) -> str:
+        """What runs and why, for C-contiguous arrays with every optional input given."""
+        names = {operand.name for operand in self._operands}
+        return self._explain(self._contiguous_program(), names, "C-contiguous arrays")
+
+    def validate(self, args: Any) -> None:
+        """Raise what is wrong with these arguments; touch nothing."""
+        self._prepare(self._views(args))
+
+    def can_implement(self, args: Any) -> bool:
+        """Whether `validate` would pass."""
+        try:
+            self.validate(args)
+        except GradPlanError:
+            return False
+        return True
+
+    def bind(self, args: Any, *, workspace: Any = None) -> BoundLaunch:
+        """Fix the kernel variant for these very arrays, and keep them alive."""
+        views = self._views(args)
+        program = self._prepare(views)
+        address, keep = self._workspace(program.workspace_bytes, workspace, views)
+        launch = program.bind(views, address)
+        return BoundLaunch(self, program, launch, (set(views), views, args, keep))
+
+    def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
+        """Validate and run. Without a workspace the plan provides one for the call."""
+        self._run_views(self._views(args), workspace)
+
+    def _run_views(
+        self, views: Views, workspace: Any = None, index_shape: Sequence[int] | None = None
+    ) -> None:
+        program = self._prepare(views, index_shape)
+        needed = program.workspace_bytes
+        if needed == 0 and workspace is None:
+            program.bind(views, 0)()
+            return
+        address, _keep = self._workspace(needed, workspace, views)
+        program.bind(views, address)()
+
+    def _views(self, args: Any) -> Views:
+        """Views of the arguments, each checked against its operand."""
+        if type(args) is not self._args_type and not isinstance(args, self._args_type):
+            raise InvalidProblem(
+                f"{self._me}: expected {self._args_type.__name__}, got {type(args).__name__}"
+            )
+        views = {}
+        for operand in self._operands:
+            array = getattr(args, operand.name)
+            if array is None:
+                self._check_absent(operand)
+            else:
+                views[operand.name] = self._checked(operand, view(array, operand.name))
+        return views
+
+    def _check_absent(self, operand: Operand) -> None:
+        if operand.required:
+            role = "output" if operand.output else "saved tensor"
+            raise InvalidProblem(
+                f"{self._me}: {self._desc.op} needs {operand.name}, and this {role} is missing"
+            )
+
+    def _checked(self, operand: Operand, lent: View) -> View:
+        if lent.shape != operand.shape:
+            self._disagrees(operand, "shape", operand.shape, lent.shape)
+        if lent.dtype is not operand.dtype:
+            self._disagrees(operand, "type", operand.dtype.value, lent.dtype.value)
+        if lent.device != self._device:
+            self._disagrees(operand, "device", self._device, lent.device)
+        if operand.output and not lent.writable:
+            raise InvalidProblem(f"{self._me}: the output {operand.name} is read-only")
+        return lent
+
+    def _disagrees(self, operand: Operand, what: str, expected: Any, came: Any) -> None:
+        raise InvalidProblem(f"{self._me}: {operand.name} must have {what} {expected}, got {came}")
+
+    def _prepare(self, views: Views, index_shape: Sequence[int] | None = None) -> Program:
+        """Check overlaps; the program for these strides."""
+        inputs, outputs = [], []
+        for operand in self._operands:
+            lent = views.get(operand.name)
+            if lent is not None:
+                (outputs if operand.output else inputs).append((operand.name, lent))
+        check_overlaps(self._me, inputs, outputs, self._same)
+        return self._program({name: lent.strides for name, lent in views.items()}, index_shape)
+
+    def _program(
+        self, strides: Mapping[str, tuple[int, ...]], index_shape: Sequence[int] | None = None
+    ) -> Program:
+        key = (tuple(strides.items()), index_shape)
+        program = self._programs.get(key)
+        if program is None:
+            if len(self._programs) >= _PROGRAM_LIMIT:
+                self._programs.clear()
+            program = self._backend.prepare(self._desc, strides, index_shape)
+            self._programs[key] = program
+        return program
+
+    def _contiguous_program(self) -> Program:
+        strides = {}
+        for operand in self._operands:
+            steps = c_strides(operand.shape)
+            if 0 in operand.shape:
+                steps = (0,) * len(steps)
+            extents = zip(operand.shape, steps, strict=True)
+            strides[operand.name] = tuple(0 if n == 1 else step for n, step in extents)
+        return self._program(strides)
+
+    def _workspace(self, needed: int, given: Any, views: Views) -> tuple[int, Any]:
+        """The address of a workspace, and what keeps it alive."""
+        if given is None:
+            if needed == 0:
+                return 0, None
+            own = np.empty(needed + _WORKSPACE_ALIGNMENT, np.uint8)
+            address = own.__array_interface__["data"][0]
+            return -(-address // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT, own
+        return self._checked_workspace(given, views), given
+
+    def _checked_workspace(self, given: Any, views: Views) -> int:
+        array = given
+        if not isinstance(array, np.ndarray):
+            try:
+                array = np.from_dlpack(given)
+            except Exception as error:
+                raise InvalidProblem(
+                    f"{self._me}: workspace must be a uint8 array on {self._device}, "
+                    f"got {type(given).__name__}"
+                ) from error
+        if array.dtype != np.uint8 or not array.flags.c_contiguous or array.ndim != 1:
+            raise InvalidProblem(
+                f"{self._me}: workspace must be a contiguous uint8 array of rank 1, "
+                f"got {array.dtype} of shape {array.shape}"
+            )
+        if not array.flags.writeable:
+            raise InvalidProblem(f"{self._me}: workspace is read-only")
+        if array.nbytes < self._workspace_size:
+            raise WorkspaceTooSmall(
+                self._workspace_size,
+                array.nbytes,
+                f"{self._me}: workspace needs {self._workspace_size} bytes, got {array.nbytes}",
+            )
+        address = int(array.__array_interface__["data"][0])
+        if address % _WORKSPACE_ALIGNMENT and array.nbytes:
+            raise MisalignedOperand(
+                f"{self._me}: workspace must be aligned to {_WORKSPACE_ALIGNMENT} bytes, "
+                f"got address {address:#x}"
+            )
+        for name, lent in views.items():
+            lo, hi = lent.extent()
+            if lo < address + array.nbytes and address < hi:
+                raise InvalidProblem(f"{self._me}: workspace overlaps {name}")
+        return address
+
+    def _sku_of(self, program: Program) -> KernelSku:
+        desc = self._desc
+        return KernelSku(
+            category=desc.category,
+            op=desc.op,
+            element=desc.element,
+            index=getattr(desc, "index", None),
+            layout=program.layout,
+            arch=self._backend.arch,
+            backend=self._backend.kind,
+            variant=program.variant,
+            precision_guarantee=self._guarantee,
+        )
+
+    def _explain(self, program: Program, given: Any, arrays: str) -> str:
+        desc, promise = self._desc, self._guarantee
+        fewest = [operand for operand in self._operands if operand.name in given]
+        read = sum(operand.size_bytes for operand in fewest if not operand.output)
+        written = sum(operand.size_bytes for operand in fewest if operand.output)
+        if getattr(desc, "accumulate", False):
+            read += min(written, desc.num_indices * desc.embedding_dim * desc.element.size_bytes)
+        passes = getattr(program, "input_passes", 1)
+        lines = [
+            f"{desc.op} backward, {desc.element.value}, for {arrays}: dx = {desc.spec.formula}",
+            f"  kernel     {self._sku_of(program)}",
+            f"  engine     {desc.spec.engine.value}",
+            f"  variant    {program.layout}, {program.variant}: {program.why}",
+            f"  bytes      read {read * passes}, written {written}; "
+            f"fewest possible {read} and {written}",
+            f"  workspace  {program.workspace_bytes} bytes (any layout: {self._workspace_size})",
+            f"  guarantee  relative error {promise.relative_error:.3g}, "
+            f"{promise.math_precision.value} arithmetic, {promise.accumulator.value} accumulator, "
+            + ("deterministic" if promise.deterministic else "not deterministic")
+            + (", bit-stable" if promise.bit_stable_on_same_hardware else ""),
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<{self._me} {self._desc.op} {self._desc.element.value} on {self._device}>"
+
+
+@lru_cache(maxsize=_PLAN_LIMIT)
+def _shared_plan(cls: type[Plan], desc: Any, device: str, preference: PlanPreference) -> Plan:
+    return cls(desc, device, preference)
+
+
+class SoftmaxBackwardPlan(Plan):
+    """softmax: dx = y · (dy − Σ y·dy); log-softmax: dx = dy − exp(y) · Σ dy."""
+
+    _descriptor_type = SoftmaxBackwardDescriptor
+    _args_type = SoftmaxBackwardArgs
+
+
+class BinaryParamBackwardPlan(Plan):
+    """lerp: da = (1 − w)·dy, db = w·dy; an output that is None is skipped."""
+
+    _descriptor_type = BinaryParamBackwardDescriptor
+    _args_type = BinaryParamBackwardArgs
+
+
+class ScanBackwardPlan(Plan):
+    """Scans: S[k] = dy[k] + c[k]·S[k+1], run from the far end."""
+
+    _descriptor_type = ScanBackwardDescriptor
+    _args_type = ScanBackwardArgs
+
+
+class ReduceBackwardPlan(Plan):
+    """Reductions, with `dy` and `y` in keepdim form."""
+
+    _descriptor_type = ReduceBackwardDescriptor
+    _args_type = ReduceBackwardArgs
+
+
+class EmbeddingBackwardPlan(Plan):
+    """dweight[indices[n]] += dout[n]; indices outside the table or equal to padding are skipped."""
+
+    _descriptor_type = EmbeddingBackwardDescriptor
+    _args_type = EmbeddingBackwardArgs
