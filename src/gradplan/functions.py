@@ -58,12 +58,12 @@ Shape = tuple[int, ...]
 
 @lru_cache(maxsize=_PLAN_LIMIT)
 def _plan(
-    plan: type[Plan],
+    plan: Any,
     descriptor: type,
     device: str,
     preference: PlanPreference | None,
     fields: tuple[tuple[str, Any], ...],
-) -> Plan:
+) -> Any:
     """The plan of a question asked in raw values, without normalising it again."""
     return plan.select(descriptor(**dict(fields)), device=device, preference=preference)
 
@@ -100,7 +100,7 @@ def _run(plan: Plan, like: Any, given: dict[str, View], output: str, shape: Shap
 
 
 def _along(
-    plan: type[Plan],
+    plan: Any,
     descriptor: type,
     axis_field: str,
     kind: Named,
@@ -332,6 +332,7 @@ def _reduced_axes(axis: Any, rank: int) -> Shape:
     """The axes as given, counted from the front."""
     if axis is None:
         return tuple(range(rank))
+    axes: Shape
     try:
         axes = (operator.index(axis),)
     except TypeError:

@@ -139,7 +139,8 @@ class Plan:
             raise InvalidProblem(
                 f"{cls.__name__}.select: preference must be a PlanPreference, got {preference!r}"
             )
-        return _shared_plan(cls, descriptor, _device_name(device), preference)  # type: ignore[return-value]
+        plan: Self = _shared_plan(cls, descriptor, _device_name(device), preference)  # type: ignore[arg-type]
+        return plan
 
     def _check_support(self) -> None:
         desc = self._desc
@@ -259,7 +260,8 @@ class Plan:
 
     def _prepare(self, views: Views, index_shape: Sequence[int] | None = None) -> Program:
         """Check overlaps; the program for these strides."""
-        inputs, outputs = [], []
+        inputs: list[tuple[str, View]] = []
+        outputs: list[tuple[str, View]] = []
         for operand in self._operands:
             lent = views.get(operand.name)
             if lent is not None:
@@ -376,7 +378,7 @@ class Plan:
 
 
 @lru_cache(maxsize=_PLAN_LIMIT)
-def _shared_plan(cls: type[Plan], desc: Any, device: str, preference: PlanPreference) -> Plan:
+def _shared_plan(cls: Any, desc: Any, device: str, preference: PlanPreference) -> Any:
     return cls(desc, device, preference)
 
 

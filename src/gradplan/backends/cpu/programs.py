@@ -364,7 +364,7 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         width = min(_ROW_LANES, lane.extent)
     blocks = -(-lane.extent // width) + (1 if split and n % chunk else 0)
     units = blocks * (row_count if split else row_count // lane.extent)
-    steps = min(chunk, _TILE_ELEMENTS // width, 128)
+    steps = min(chunk, _TILE_ELEMENTS // width, 256)
     _write_nest(meta, (line,), at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     _write_nest(meta, outer, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
     meta[at.EXTENT], meta[at.CHUNK], meta[at.CHUNKS] = n, chunk, chunks

@@ -18,8 +18,8 @@ _OPTIONS: dict[str, Any] = {
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    return njit(function, fastmath={"reassoc", "contract"}, **_OPTIONS)  # type: ignore[no-any-return]
+    return njit(function, fastmath={"reassoc", "contract"}, **_OPTIONS)
 
 
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
-    return njit(function, fastmath={"contract"}, **_OPTIONS)  # type: ignore[no-any-return]
+    return njit(function, fastmath={"contract"}, **_OPTIONS)

@@ -36,7 +36,7 @@ _LOW_32, _HIGH_32 = _F32(-104.5), _F32(89.5)
 
 
 @ordered
-def exp_f32(x):  # type: ignore[no-untyped-def]
+def exp_f32(x):
     """exp of an f32, within 1.5 units in the last place."""
     bounded = x
     if bounded < _LOW_32:
@@ -63,7 +63,7 @@ def exp_f32(x):  # type: ignore[no-untyped-def]
 
 
 @ordered
-def exp_f64(x):  # type: ignore[no-untyped-def]
+def exp_f64(x):
     """exp of an f64, within 1.5 units in the last place."""
     bounded = x
     if bounded < -750.0:
@@ -96,7 +96,7 @@ def exp_f64(x):  # type: ignore[no-untyped-def]
 
 
 @ordered
-def exp_mixed(x):  # type: ignore[no-untyped-def]
+def exp_mixed(x):
     """exp of an f64 to f32 precision: the argument is reduced in f64, the rest is f32."""
     bounded = x
     if bounded < -750.0:

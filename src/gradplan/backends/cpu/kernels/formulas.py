@@ -54,15 +54,15 @@ def is_wide(kind: Named, element: ElementKind, ties: TieRule | None) -> bool:
     return ties in (TieRule.FIRST, TieRule.LAST)  # f32 cannot hold the index
 
 
-def _sum_merge(s, t):  # type: ignore[no-untyped-def]
+def _sum_merge(s, t):
     return (s[0] + t[0],)
 
 
-def _keep(s, n):  # type: ignore[no-untyped-def]
+def _keep(s, n):
     return s
 
 
-def _mean(s, n):  # type: ignore[no-untyped-def]
+def _mean(s, n):
     return (s[0] / n,)
 
 
@@ -77,51 +77,51 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
 
     if kind == SoftmaxKind.SOFTMAX:
 
-        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        def step(s, dy, x, y, i, p):
             return (s[0] + y * dy,)
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return y * (dy - r[0])
 
         return _row("dy y", step, _keep, apply)
 
     if kind == SoftmaxKind.LOG_SOFTMAX:
 
-        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        def step(s, dy, x, y, i, p):
             return (s[0] + dy,)
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return dy - exp_stored(y) * r[0]
 
         return _row("dy y", step, _keep, apply)
 
     if kind == BinaryKind.LERP:
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return p * dy
 
-        def apply2(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply2(r, dy, x, y, i, p, q):
             return q * dy
 
         return MapFormula(uses="dy", apply=inlined(apply), apply2=inlined(apply2))
 
     if kind == ReduceKind.SUM:
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return dy
 
         return MapFormula(uses="dy", apply=inlined(apply))
 
     if kind == ReduceKind.MEAN:  # p = n
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return dy / p
 
         return MapFormula(uses="dy", apply=inlined(apply))
 
     if kind == ReduceKind.NORM2:
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             # x / y first: it is at most 1, where dy · x might overflow.
             return zero if y == zero else dy * (x / y)
 
@@ -130,17 +130,17 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
     if kind == ReduceKind.LOG_SUM_EXP:
         nothing = real(-np.inf)
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return zero if y == nothing else dy * exp_difference(x - y)
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
 
     if kind == ReduceKind.VAR:  # p = m
 
-        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             half = (x - r[0]) / p
             return dy * (half + half)
 
@@ -148,10 +148,10 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
 
     if kind == ReduceKind.STD:  # p = m
 
-        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             # (x − mean) / y is at most √n in size, where m · y might underflow.
             return zero if y == zero else dy * ((x - r[0]) / y / p)
 
@@ -166,7 +166,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
     raise KeyError(kind)
 
 
-def _exp_of_f32(y):  # type: ignore[no-untyped-def]
+def _exp_of_f32(y):
     return np.float64(exp_f32(np.float32(y)))
 
 
@@ -188,37 +188,41 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
     """max and min: which x equal y is all that matters, and NaN equals NaN."""
 
     @inlined
-    def hit(x, y):  # type: ignore[no-untyped-def]
+    def hit(x, y):
         return (x == y) | ((x != x) & (y != y))
 
     if ties is TieRule.ALL:
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return dy if hit(x, y) else zero
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
 
     if ties is TieRule.SPLIT:
 
-        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        def step(s, dy, x, y, i, p):
             return (s[0] + (one if hit(x, y) else zero),)
 
-        def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+        def apply(r, dy, x, y, i, p, q):
             return dy / r[0] if hit(x, y) else zero
 
         return _row("dy x y", step, _keep, apply)
 
-    first = ties is TieRule.FIRST
+    return _one_of_the_ties(ties is TieRule.FIRST, hit, zero)
 
-    def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+
+def _one_of_the_ties(first: bool, hit: Scalar, zero: Any) -> MapFormula:
+    """The state is the index of the tie that counts so far."""
+
+    def step(s, dy, x, y, i, p):
         better = i < s[0] if first else i > s[0]
         return (i if hit(x, y) & better else s[0],)
 
-    def merge(s, t):  # type: ignore[no-untyped-def]
+    def merge(s, t):
         better = t[0] < s[0] if first else t[0] > s[0]
         return (t[0] if better else s[0],)
 
-    def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+    def apply(r, dy, x, y, i, p, q):
         return dy if i == r[0] else zero
 
     return MapFormula(
@@ -252,7 +256,7 @@ def _prod() -> MapFormula:
     """
 
     @ordered
-    def parts(x):  # type: ignore[no-untyped-def]
+    def parts(x):
         # significand, exponent, and whether it is zero, infinite or NaN
         lifted = x * _SUBNORMAL_LIFT
         tiny = ((bits_of_f64(x) >> 52) & _EXPONENT) == 0
@@ -264,10 +268,10 @@ def _prod() -> MapFormula:
         return f64_of_bits(keep | _ONE_BITS), 0.0 if special else exponent
 
     @ordered
-    def power(e):  # type: ignore[no-untyped-def]
+    def power(e):
         return f64_of_bits((bits_of_f64(e + 1023.0 + _MAGIC) - _MAGIC_BITS) << 52)
 
-    def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+    def step(s, dy, x, y, i, p):
         m, e = parts(x)
         return (
             s[0] * m,
@@ -277,12 +281,12 @@ def _prod() -> MapFormula:
             s[4] + (1.0 if x != x else 0.0),
         )
 
-    def merge(s, t):  # type: ignore[no-untyped-def]
+    def merge(s, t):
         m, e = parts(s[0])
         n, f = parts(t[0])
         return (m * n, s[1] + t[1] + e + f, s[2] + t[2], s[3] + t[3], s[4] + t[4])
 
-    def apply(r, dy, x, y, i, p, q):  # type: ignore[no-untyped-def]
+    def apply(r, dy, x, y, i, p, q):
         m, e = parts(x)
         ratio = r[0] / m
         exponent = r[1] - e
@@ -335,26 +339,26 @@ def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> Recur
     """The formula of a scan kind, with the state from y or recomputed."""
     if kind == ScanKind.CUMSUM:
 
-        def out(S, x, before, after):  # type: ignore[no-untyped-def]
+        def out(S, x, before, after):
             return S
 
-        def gain(x, before, after):  # type: ignore[no-untyped-def]
+        def gain(x, before, after):
             return 1.0
 
         return RecurrenceFormula(uses_x=False, slots=0, out=ordered(out), gain=ordered(gain))
 
     if kind == ScanKind.CUMPROD:
 
-        def forward(s, x):  # type: ignore[no-untyped-def]
+        def forward(s, x):
             return (s[0] * x,)
 
-        def merge(s, t):  # type: ignore[no-untyped-def]
+        def merge(s, t):
             return (s[0] * t[0],)
 
-        def out(S, x, before, after):  # type: ignore[no-untyped-def]
+        def out(S, x, before, after):
             return before[0] * S
 
-        def gain(x, before, after):  # type: ignore[no-untyped-def]
+        def gain(x, before, after):
             return x
 
         return RecurrenceFormula(
@@ -378,21 +382,21 @@ def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> Recur
 
 def _running_extremum(largest: bool, later_wins: bool) -> RecurrenceFormula:
     @ordered
-    def beats(x, m):  # type: ignore[no-untyped-def]
+    def beats(x, m):
         if later_wins:
             return ((x >= m) if largest else (x <= m)) | (x != x)
         return ((x > m) if largest else (x < m)) | ((x != x) & (m == m))
 
-    def forward(s, x):  # type: ignore[no-untyped-def]
+    def forward(s, x):
         return (x if beats(x, s[0]) else s[0],)
 
-    def merge(s, t):  # type: ignore[no-untyped-def]
+    def merge(s, t):
         return (t[0] if beats(t[0], s[0]) else s[0],)
 
-    def out(S, x, before, after):  # type: ignore[no-untyped-def]
+    def out(S, x, before, after):
         return S if beats(x, before[0]) else 0.0
 
-    def gain(x, before, after):  # type: ignore[no-untyped-def]
+    def gain(x, before, after):
         return 0.0 if beats(x, before[0]) else 1.0
 
     return RecurrenceFormula(
@@ -408,10 +412,10 @@ def _running_extremum(largest: bool, later_wins: bool) -> RecurrenceFormula:
 
 
 def _log_cumsum_exp_of_y() -> RecurrenceFormula:
-    def out(S, x, before, after):  # type: ignore[no-untyped-def]
+    def out(S, x, before, after):
         return 0.0 if x == -np.inf else exp_f64(x - after[0]) * S
 
-    def gain(x, before, after):  # type: ignore[no-untyped-def]
+    def gain(x, before, after):
         return 1.0 if before[0] == after[0] else exp_f64(before[0] - after[0])
 
     return RecurrenceFormula(
@@ -427,17 +431,17 @@ def _log_cumsum_exp() -> RecurrenceFormula:
     """
 
     @ordered
-    def t_of(x, m):  # type: ignore[no-untyped-def]
+    def t_of(x, m):
         t = exp_f64(-abs(x - m))
         t = 1.0 if x == m else t
         return 0.0 if x == -np.inf else t
 
-    def forward(s, x):  # type: ignore[no-untyped-def]
+    def forward(s, x):
         m, total = s
         t = t_of(x, m)
         return (x if x > m else m), (total * t + 1.0 if x > m else total + t)
 
-    def merge(s, t):  # type: ignore[no-untyped-def]
+    def merge(s, t):
         m, total = s
         n, more = t
         scale = t_of(n, m) if n <= m else t_of(m, n)
@@ -446,13 +450,13 @@ def _log_cumsum_exp() -> RecurrenceFormula:
             return n, total * scale + more
         return m, total + more * scale
 
-    def out(S, x, before, after):  # type: ignore[no-untyped-def]
+    def out(S, x, before, after):
         m = before[0]
         w = (1.0 if x > m else t_of(x, m)) / after[1]
         w = np.nan if x == np.inf else w  # exp(inf − inf)
         return 0.0 if x == -np.inf else w * S
 
-    def gain(x, before, after):  # type: ignore[no-untyped-def]
+    def gain(x, before, after):
         m, total = before
         c = total * (t_of(x, m) if x > m else 1.0) / after[1]
         same = (after[1] == 0.0) | ((m == np.inf) & (after[1] == after[1]))

@@ -139,7 +139,7 @@ def make_load(element: ElementKind, wide: bool) -> Callable[[int, int], float]:
 
         return numba_out(types.int64, types.int64), emit
 
-    return load  # type: ignore[no-any-return]
+    return load
 
 
 def make_store(element: ElementKind, wide: bool) -> Callable[[int, int, float], None]:
@@ -158,7 +158,7 @@ def make_store(element: ElementKind, wide: bool) -> Callable[[int, int, float], 
 
         return types.none(types.int64, types.int64, numba_in), emit
 
-    return store  # type: ignore[no-any-return]
+    return store
 
 
 def make_read_back(element: ElementKind) -> Callable[[int, int], float]:
@@ -174,7 +174,7 @@ def make_read_back(element: ElementKind) -> Callable[[int, int], float]:
 
         return types.float64(types.int64, types.int64), emit
 
-    return load  # type: ignore[no-any-return]
+    return load
 
 
 def _raw(storage: Any, numba_type: Any, scope: str | None) -> tuple[Any, Any]:
@@ -228,7 +228,7 @@ def make_scratch(count: int) -> Callable[[], int]:
 
         return types.int64(), emit
 
-    return scratch  # type: ignore[no-any-return]
+    return scratch
 
 
 @intrinsic
@@ -324,24 +324,6 @@ def pause(_typing: Any) -> Any:
 
     return types.none(), emit
 
-
-def _make_prefetch(write: int) -> Any:
-    @intrinsic
-    def prefetch(_typing: Any, address: Any) -> Any:
-        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            byte = ir.IntType(8).as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
-            hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-            modes = [ir.Constant(_I32, mode) for mode in (write, 3, 1)]
-            builder.call(hint, [builder.inttoptr(args[0], byte), *modes])
-            return context.get_dummy_value()
-
-        return types.none(types.int64), emit
-
-    return prefetch
-
-
-prefetch_read, prefetch_write = _make_prefetch(0), _make_prefetch(1)
 
 yield_thread = types.ExternalFunction("sched_yield", types.int32())
 

@@ -86,7 +86,7 @@ def build(
     narrow = make_tuple_cast(slots, wide)
 
     @inlined
-    def stride(m, entry, operand):  # type: ignore[no-untyped-def]
+    def stride(m, entry, operand):
         if unit:
             return 1
         if broadcast:
@@ -98,21 +98,21 @@ def build(
     else:
 
         @inlined
-        def step(s, dy, x, y, i, p):  # type: ignore[no-untyped-def]
+        def step(s, dy, x, y, i, p):
             return s
 
         @inlined
-        def merge(s, t):  # type: ignore[no-untyped-def]
+        def merge(s, t):
             return s
 
         @inlined
-        def finish(s, n):  # type: ignore[no-untyped-def]
+        def finish(s, n):
             return s
 
     if not columns:
 
         @inlined
-        def gather(m, dy, x, y, bd, bx, by, e0, e1):  # type: ignore[no-untyped-def]
+        def gather(m, dy, x, y, bd, bx, by, e0, e1):
             # The state of elements e0..e1 of the row at these offsets.
             p = real(meta_float(m, at.PARAM))
             inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
@@ -146,7 +146,7 @@ def build(
             return s
 
         @inlined
-        def scatter(m, s, dy, x, y, out, out2, bd, bx, by, bo, bo2, e0, e1):  # type: ignore[no-untyped-def]
+        def scatter(m, s, dy, x, y, out, out2, bd, bx, by, bo, bo2, e0, e1):
             p, q2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
             inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
             sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
@@ -183,7 +183,7 @@ def build(
                         store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2))
                 e += hi - lo
 
-        def rows(call, slot, lo, hi):  # type: ignore[no-untyped-def]
+        def rows(call, slot, lo, hi):
             m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
             dy, x, y = meta(call, at.DY), meta(call, at.X), meta(call, at.Y)
             out, out2 = meta(call, at.OUT), meta(call, at.OUT2)
@@ -221,7 +221,7 @@ def build(
                 scatter(m, s, dy, x, y, out, out2, bd, bx, by, bo, bo2, e0, e1)
 
     @inlined
-    def combine(ws, n, chunks, lo, hi):  # type: ignore[no-untyped-def]
+    def combine(ws, n, chunks, lo, hi):
         for row in range(lo, hi):
             s = first
             for c in range(chunks):
@@ -234,7 +234,7 @@ def build(
     scratch = make_scratch(2 * MAX_LANES * slots)
     block_load, block_store = make_tuple_memory(slots, "tile a")
 
-    def side_by_side(call, slot, lo, hi):  # type: ignore[no-untyped-def]
+    def side_by_side(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         dy, x, y, out = meta(call, at.DY), meta(call, at.X), meta(call, at.Y), meta(call, at.OUT)
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)

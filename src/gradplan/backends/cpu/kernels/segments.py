@@ -44,7 +44,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
     sums = make_scratch(SLICE)
 
     @inlined
-    def place_of(m, i, operand):  # type: ignore[no-untyped-def]
+    def place_of(m, i, operand):
         more = meta(m, at.MORE_INDEX)
         if more == 0:
             return i * meta(m, at.AXIS + operand)
@@ -54,7 +54,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         return inner + offset_of(m, at.MORE_AXIS_AT, more, q, operand)
 
     @inlined
-    def sort(m, ws, indices):  # type: ignore[no-untyped-def]
+    def sort(m, ws, indices):
         n, rows = meta(m, at.EXTENT), meta(m, at.ROWS)
         padding, shift, bits = meta(m, at.PADDING), meta(m, at.SHIFT), meta(m, at.KEY_BITS)
         words, spare = ws + meta(m, at.WORDS_AT), ws + meta(m, at.SPARE_AT)
@@ -97,7 +97,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         int_store(ws, 0, segments)
         int_store(ws, 1, words)
 
-    def segments(call, slot, lo, hi):  # type: ignore[no-untyped-def]
+    def segments(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         if phase == at.PARTIAL:
             sort(m, ws, meta(call, at.X))

@@ -34,10 +34,10 @@ def _work(control: int, slot: int) -> None:
         call_kernel(function, call, slot, lo, min(lo + grain, units))
 
 
-def build_caller():  # type: ignore[no-untyped-def]
+def build_caller():
     """Open the job in the control block, help with it, and return when it is done."""
 
-    def caller(control, slot, lo, hi):  # type: ignore[no-untyped-def]
+    def caller(control, slot, lo, hi):
         atomic_store(control + 8 * NEXT, 0)
         atomic_add(control + 8 * EPOCH, 1)
         atomic_store(control + 8 * OPEN, 1)
@@ -53,10 +53,10 @@ def build_caller():  # type: ignore[no-untyped-def]
     return caller
 
 
-def build_worker():  # type: ignore[no-untyped-def]
+def build_worker():
     """Join every job that opens; come back after `patience` looks without one."""
 
-    def worker(control, slot, patience, hi):  # type: ignore[no-untyped-def]
+    def worker(control, slot, patience, hi):
         seen = -1
         idle = 0
         while idle < patience:
