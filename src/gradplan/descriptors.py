@@ -68,6 +68,16 @@ def _int(owner: str, field: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def _number(owner: str, field: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = nan
+    if not isfinite(number):
+        raise InvalidProblem(f"{owner}: {field} must be a finite number, got {value!r}")
+    return number
+
+
 def _shape(owner: str, field: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
         raise InvalidProblem(f"{owner}: {field} must be a sequence of extents, got {value!r}")
@@ -223,14 +233,14 @@ class ScanBackwardDescriptor(_Descriptor):
         me = type(self).__name__
         kind = ScanKind.coerce(self.kind)
         shape = _shape(me, "input_shape", self.input_shape)
-        ties = TieRule.coerce(self.ties)
+        takes_ties = spec_of(self.category, kind).ties
         self._set(
             kind=kind,
             input_shape=shape,
             scan_axis=_axis(me, "scan_axis", self.scan_axis, len(shape)),
             element=ElementKind.coerce(self.element),
             reverse=bool(self.reverse),
-            ties=ties if spec_of(self.category, kind).ties else TieRule.FIRST,
+            ties=TieRule.coerce(self.ties) if takes_ties else TieRule.FIRST,
         )
 
     @property
@@ -284,20 +294,14 @@ class ReduceBackwardDescriptor(_Descriptor):
         axes = sorted(_axis(me, "reduce_axis", axis, len(shape)) for axis in given)
         if len(set(axes)) < len(axes):
             raise InvalidProblem(f"{me}: reduce_axis {self.reduce_axis!r} names an axis twice")
-        try:
-            correction = float(self.correction)
-        except (TypeError, ValueError):
-            correction = nan
-        if not isfinite(correction):
-            raise InvalidProblem(f"{me}: correction must be a number, got {self.correction!r}")
-        ties = TieRule.coerce(self.ties)
+        correction = _number(me, "correction", self.correction) if spec.correction else 1.0
         self._set(
             kind=kind,
             input_shape=shape,
             reduce_axis=tuple(axes),
             element=ElementKind.coerce(self.element),
-            correction=correction if spec.correction else 1.0,
-            ties=ties if spec.ties else TieRule.SPLIT,
+            correction=correction,
+            ties=TieRule.coerce(self.ties) if spec.ties else TieRule.SPLIT,
         )
 
     @property

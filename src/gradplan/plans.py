@@ -65,7 +65,7 @@ class BoundLaunch:
     It owns its workspace, so one run may be in flight at a time.
     """
 
-    __slots__ = ("_keep", "_launch", "_plan", "_program", "_workspace_bytes")
+    __slots__ = ("_keep", "_launch", "_plan", "_program")
 
     def __init__(
         self, plan: Plan, program: Program, launch: Callable[[], None], keep: tuple[Any, ...]

@@ -1,0 +1,46 @@
+# Run `make` or `make help` for the list of targets.
+PYTHON ?= python3
+VENV := .venv
+DEMO_VENV := .venv-demo
+BIN := $(VENV)/bin
+DEMO_BIN := $(DEMO_VENV)/bin
+PIP_FLAGS := --quiet --disable-pip-version-check
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(DEMO_VENV)/.ready ## Check this machine, then train a small language model on NumPy alone
+	$(DEMO_BIN)/gradplan verify --quick
+	$(DEMO_BIN)/python examples/char_lm.py --out loss.png
+
+test: lint types unit ## Everything CI runs: ruff, strict types, the whole test suite
+
+lint: $(VENV)/.ready ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready ## mypy in strict mode
+	$(BIN)/mypy
+
+unit: $(VENV)/.ready ## The tests alone
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+bench: $(VENV)/.ready ## Side by side with PyTorch on this CPU
+	$(BIN)/python benchmarks/cpu.py
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(DEMO_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	@touch $@
+
+clean: ## Remove environments and caches
+	rm -rf $(VENV) $(DEMO_VENV) .pytest_cache .mypy_cache .ruff_cache loss.png

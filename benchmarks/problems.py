@@ -1,0 +1,199 @@
+"""Problems to time, built from the registry, and the check that comes before any timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch_peers import LERP_WEIGHT, Graph, forward
+
+import gradplan as gp
+from gradplan.backends.reference import check_error, gradient
+from gradplan.kinds import ElementKind, OpCategory
+from gradplan.registry import KindSpec, Need
+
+__all__ = ["Checked", "Problem", "Wrong", "build", "check", "has_axis"]
+
+_FAMILIES: dict[OpCategory, tuple[Any, Any]] = {
+    OpCategory.SOFTMAX: (gp.SoftmaxBackwardPlan, gp.SoftmaxBackwardArgs),
+    OpCategory.BINARY_ELEMENTWISE: (gp.BinaryParamBackwardPlan, gp.BinaryParamBackwardArgs),
+    OpCategory.SCAN: (gp.ScanBackwardPlan, gp.ScanBackwardArgs),
+    OpCategory.REDUCTION: (gp.ReduceBackwardPlan, gp.ReduceBackwardArgs),
+    OpCategory.EMBEDDING: (gp.EmbeddingBackwardPlan, gp.EmbeddingBackwardArgs),
+}
+
+
+class Wrong(Exception):
+    """A result outside its guarantee: it is not worth timing."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem with its arrays, ready to run in every way there is."""
+
+    spec: KindSpec
+    desc: Any
+    plan: Any
+    args: Any
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    keywords: dict[str, Any]
+    """Arguments of the plain function."""
+    graph: Graph
+
+    @property
+    def function(self) -> Callable[[], Any]:
+        """The plain function, which allocates its result."""
+        return partial(getattr(gp, self.spec.function), **self.keywords)
+
+    @property
+    def run(self) -> Callable[[], Any]:
+        return partial(self.plan.run, self.args)
+
+    @property
+    def fewest_bytes(self) -> int:
+        """Each input read once, each output written once."""
+        return sum(operand.size_bytes for operand in self.desc.operands)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Worst relative errors in the contract's measure; torch's is reported, not judged."""
+
+    error: float
+    guarantee: float
+    torch_error: float | None
+    """None where torch is not finite where it should be."""
+
+
+def has_axis(spec: KindSpec) -> bool:
+    """Whether the kind runs along an axis at all."""
+    return spec.category not in (OpCategory.BINARY_ELEMENTWISE, OpCategory.EMBEDDING)
+
+
+def _describe(
+    spec: KindSpec, shape: tuple[int, ...], axis: int, element: ElementKind, table: int
+) -> tuple[Any, dict[str, Any]]:
+    """The descriptor, and what its function takes besides the arrays."""
+    common: dict[str, Any] = {"kind": spec.kind, "element": element}
+    if spec.category is OpCategory.SOFTMAX:
+        desc: Any = gp.SoftmaxBackwardDescriptor(input_shape=shape, softmax_axis=axis, **common)
+        return desc, {"axis": axis}
+    if spec.category is OpCategory.SCAN:
+        ties: dict[str, Any] = {"ties": "last"} if spec.ties else {}
+        desc = gp.ScanBackwardDescriptor(input_shape=shape, scan_axis=axis, **common, **ties)
+        return desc, {"axis": axis, **ties}
+    if spec.category is OpCategory.REDUCTION:
+        desc = gp.ReduceBackwardDescriptor(input_shape=shape, reduce_axis=(axis,), **common)
+        extent = {"shape": shape} if spec.x is Need.NO else {}
+        return desc, {"axis": axis, "keepdims": True, **extent}
+    if spec.category is OpCategory.BINARY_ELEMENTWISE:
+        desc = gp.BinaryParamBackwardDescriptor(shape=shape, param=LERP_WEIGHT, **common)
+        return desc, {"weight": LERP_WEIGHT}
+    desc = gp.EmbeddingBackwardDescriptor(
+        num_embeddings=table,
+        embedding_dim=shape[1],
+        num_indices=shape[0],
+        element=element,
+        accumulate=False,
+    )
+    return desc, {"num_embeddings": table}
+
+
+def build(
+    spec: KindSpec,
+    shape: tuple[int, ...],
+    axis: int = -1,
+    element: ElementKind = ElementKind.F32,
+    *,
+    numpy: bool = True,
+    table: int = 1,
+    indices: Any = None,
+) -> Problem:
+    """A problem on NumPy arrays, or on torch tensors; every optional `y` is given, as in torch.
+
+    For the embedding `shape` is `dout`'s, (N, D), and `table` the number of rows.
+    """
+    if indices is None:
+        indices = torch.randint(table, shape[:1], generator=torch.Generator().manual_seed(1))
+    graph = forward(spec.kind.value, shape, axis, element, indices, table)
+    desc, more = _describe(spec, shape, axis, element, table)
+    held = {
+        "dy": graph.dy,
+        "dout": graph.dy,
+        "x": graph.leaves[0].detach(),
+        "y": graph.y.detach(),
+        "indices": indices,
+    }
+    lend = _as_numpy if numpy else _same
+    inputs, outputs = {}, {}
+    for operand in desc.operands:
+        if operand.output:
+            outputs[operand.name] = lend(torch.zeros(operand.shape, dtype=graph.dy.dtype))
+        else:
+            inputs[operand.name] = lend(held[operand.name])
+    plan_type, args_type = _FAMILIES[spec.category]
+    plan, args = plan_type.select(desc), args_type(**inputs, **outputs)
+    return Problem(spec, desc, plan, args, inputs, outputs, inputs | more, graph)
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _as_numpy(array: Any) -> Any:
+    """The same memory as a NumPy array; bf16 through ml_dtypes."""
+    if isinstance(array, np.ndarray):
+        return array
+    if array.dtype == torch.bfloat16:
+        return array.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return array.numpy()
+
+
+def _results(problem: Problem, made: Any) -> dict[str, Any]:
+    """What a function returned, by operand name."""
+    arrays = made if isinstance(made, tuple) else (made,)
+    return {k: _as_numpy(a) for k, a in zip(problem.outputs, arrays, strict=True)}
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    return bool(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)))
+
+
+def check(problem: Problem) -> Checked:
+    """Run every way that will be timed; raise `Wrong` where one misses the guarantee."""
+    desc, got = problem.desc, {k: _as_numpy(a) for k, a in problem.outputs.items()}
+    for array in got.values():
+        array.fill(np.nan)
+    problem.run()
+    work = np.longdouble if desc.element is ElementKind.F64 else np.float64
+    wide = {
+        name: _as_numpy(a) if name == "indices" else _as_numpy(a).astype(work)
+        for name, a in problem.inputs.items()
+    }
+    exact = gradient(desc, wide)
+    magnitude = gradient(desc, wide, magnitude=True)
+    error = check_error(desc, got, exact, magnitude)
+    guarantee = problem.plan.precision_guarantee.relative_error
+    label = f"{desc.op} {desc.element} {desc.shape_and_axes}"
+    if not error <= guarantee:
+        raise Wrong(f"{label}: relative error {error:.3g} is above its guarantee {guarantee:.3g}")
+    kept = {name: array.copy() for name, array in got.items()}
+    returned = _results(problem, problem.function())
+    for array in got.values():
+        array.fill(np.nan)
+    problem.plan.bind(problem.args)()
+    for name, array in kept.items():
+        if not _same_bits(array, returned[name]):
+            raise Wrong(f"{label}: the function's {name} differs from the plan's")
+        if not _same_bits(array, got[name]):
+            raise Wrong(f"{label}: the bound launch's {name} differs from the plan's")
+    peer = {name: np.array(a) for name, a in _results(problem, problem.graph.backward()).items()}
+    torch_error = check_error(desc, peer, exact, magnitude)
+    return Checked(error, guarantee, torch_error if isfinite(torch_error) else None)
