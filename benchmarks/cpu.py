@@ -48,7 +48,7 @@ from torch_peers import VIEW_KINDS, missing
 
 import gradplan as gp
 from gradplan.kinds import ElementKind, EmbeddingKind, OpCategory
-from gradplan.registry import KINDS, KindSpec
+from gradplan.registry import KINDS
 
 
 def against_torch(bench: Bench) -> None:
@@ -68,7 +68,7 @@ def against_torch(bench: Bench) -> None:
         for axis in ((1, 0) if has_axis(spec) else (None,))
     ]
     for spec, element, axis in bench.each(cases, "against torch"):
-        problem = _torch_problem(bench, spec, element, axis)
+        problem = bench.square(spec, -1 if axis is None else axis, element, numpy=False)
         errors = bench.right(problem)
         if errors is None:
             continue
@@ -101,14 +101,6 @@ def against_torch(bench: Bench) -> None:
     bench.console.print(table)
     rows = bench.rows.get("against_torch", [])
     _sum_up(bench, [row for row in rows if row["kind"] not in VIEW_KINDS])
-
-
-def _torch_problem(bench: Bench, spec: KindSpec, element: ElementKind, axis: Any) -> Problem:
-    rows, columns, count = bench.sizes.table
-    if spec.category is OpCategory.EMBEDDING:
-        return build(spec, (count, columns), element=element, numpy=False, table=rows)
-    square = (bench.sizes.square,) * 2
-    return build(spec, square, -1 if axis is None else axis, element, numpy=False)
 
 
 def _sum_up(bench: Bench, races: list[dict[str, Any]]) -> None:
@@ -145,7 +137,7 @@ def growth(bench: Bench) -> None:
     for spec, layout in bench.each(cases, "growth"):
         wide = layout == "columns" or spec.category is OpCategory.EMBEDDING
         shapes = [(n // 64, 64) if wide else (n,) for n in extents]
-        problems = [bench.build(spec, shape, 0) for shape in shapes]
+        problems = [build(spec, shape, 0, table=bench.sizes.table[0]) for shape in shapes]
         if any(bench.right(problem) is None for problem in problems):
             continue
         calls = {str(k): p.plan.bind(p.args) for k, p in enumerate(problems)}
@@ -183,7 +175,7 @@ def overhead(bench: Bench) -> None:
         "Overhead, 8 × 8 f32 NumPy, µs", "kind", "plan.run", "function", "bound launch"
     )
     for spec in bench.each(bench.specs, "overhead"):
-        problem = bench.build(spec, (8, 8), table=8)
+        problem = build(spec, (8, 8), table=8)
         if bench.right(problem) is None:
             continue
         launch = problem.plan.bind(problem.args)
@@ -228,7 +220,7 @@ def start_up(bench: Bench) -> None:
         "Numba where the call needed it",
     )
     for spec in bench.each(bench.specs, "start-up"):
-        problem = bench.build(spec, (bench.sizes.square,) * 2)
+        problem = bench.square(spec)
         if bench.right(problem) is None:  # which also leaves the kernels on disk
             continue
         question = pickle.dumps((problem.spec.function, problem.keywords))
@@ -304,8 +296,8 @@ def memory(bench: Bench) -> None:
         for layout in (("square", "row") if has_axis(spec) else ("square",))
     ]
     for spec, layout in bench.each(cases, "memory"):
-        side = bench.sizes.square
-        problem = bench.build(spec, (side, side) if layout == "square" else (side * side,))
+        row = (bench.sizes.square**2,)
+        problem = bench.square(spec) if layout == "square" else build(spec, row)
         for name, args in _with_and_without_y(problem):
             traced, resident = peak_extra_bytes(partial(problem.plan.run, args))
             size = problem.plan.workspace_size

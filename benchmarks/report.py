@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from gradplan.kinds import ElementKind
+from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import KindSpec
 
 MEAN = "speed-up over torch, geometric mean"
@@ -92,9 +92,12 @@ class Bench:
         quiet = not self.console.is_terminal
         return track(listed, what, console=self.console, transient=True, disable=quiet)
 
-    def build(self, spec: KindSpec, shape: tuple[int, ...], axis: int = -1, **more: Any) -> Problem:
-        """A problem of about `shape`; an embedding reads it as (N, D)."""
-        return build(spec, shape, axis, **({"table": self.sizes.table[0]} | more))
+    def square(self, spec: KindSpec, *how: Any, **more: Any) -> Problem:
+        """The problem of the usual size: a square, or the table of an embedding."""
+        rows, columns, count = self.sizes.table
+        if spec.category is OpCategory.EMBEDDING:
+            return build(spec, (count, columns), *how, table=rows, **more)
+        return build(spec, (self.sizes.square,) * 2, *how, **more)
 
 
 def new_table(title: str, *columns: str, caption: str | None = None) -> Table:

@@ -398,7 +398,9 @@ def test_lerp_out_skips_what_is_none():
     assert da.tobytes() == want[0].tobytes()
     assert db.tobytes() == want[1].tobytes()
     da[:] = db[:] = NAN
-    assert gp.lerp_backward(SQUARE, 0.25, out=(da, db)) == (da, db) or True
+    both = gp.lerp_backward(SQUARE, 0.25, out=(da, db))
+    assert both[0] is da
+    assert both[1] is db
     assert da.tobytes() == want[0].tobytes()
     assert db.tobytes() == want[1].tobytes()
     assert tuple(gp.lerp_backward(SQUARE, 0.25, out=(None, None))) == (None, None)
@@ -409,15 +411,20 @@ def test_lerp_out_skips_what_is_none():
         gp.lerp_backward(SQUARE, 0.25, out=(da, da))
 
 
-def test_lerp_takes_the_weight_as_it_is_at_each_call():
-    # A weight that lives in an array may change between two calls.
-    dy = np.ones(4, F32)
-    for weight in (np.array(0.5), torch.tensor(0.5, dtype=torch.float64), np.float64(0.5)):
-        assert gp.lerp_backward(dy, weight)[1].tolist() == [0.5] * 4
-    changing = torch.tensor(0.5)
-    gp.lerp_backward(dy, changing)
-    changing.fill_(0.25)
-    assert gp.lerp_backward(dy, changing)[1].tolist() == [0.25] * 4
+@pytest.mark.parametrize(
+    "weight",
+    [np.float64(0.5), np.float16(0.5), np.array(0.5), torch.tensor(0.5, dtype=torch.float64)],
+    ids=["scalar", "half", "array", "tensor"],
+)
+def test_lerp_takes_any_number_as_its_weight(weight):
+    assert gp.lerp_backward(np.ones(4, F32), weight)[1].tolist() == [0.5] * 4
+
+
+def test_lerp_reads_a_weight_that_changes_between_calls():
+    dy, weight = np.ones(4, F32), torch.tensor(0.5)
+    gp.lerp_backward(dy, weight)
+    weight.fill_(0.25)
+    assert gp.lerp_backward(dy, weight)[1].tolist() == [0.25] * 4
 
 
 def test_lerp_keeps_its_weight_in_double():

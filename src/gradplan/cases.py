@@ -447,6 +447,21 @@ class Problem:
             once = tuple(slice(0, 1) if step == 0 else slice(None) for step in placement.steps)
             array[once] = values[once]
 
+    def poke(self, name: str, place: Any, value: Any) -> None:
+        """Change an element, or a part, of an input before the run."""
+        self.arrays[name][place] = value
+        self._inputs[name][place] = self.arrays[name][place]
+        self._before[name] = self._memory[name][0].copy()
+
+    def outputs(self) -> dict[str, Array]:
+        """Copies of the outputs."""
+        names = [op.name for op in self.desc.operands if op.output and op.name in self.arrays]
+        return {name: np.array(self.arrays[name]) for name in names}
+
+    def exact(self) -> dict[str, Array]:
+        """The outputs by the reference, unrounded."""
+        return reference.gradient(self.desc, self._inputs)
+
     def args(self) -> Any:
         """The arguments of a plan."""
         return _PLANS[self.desc.category][1](**self.arrays)
@@ -466,12 +481,10 @@ class Problem:
 
     def outcome(self, guarantee: float) -> Outcome:
         """Hold what the outputs now hold to the contract."""
-        exact = reference.gradient(self.desc, self._inputs)
         magnitude = reference.gradient(self.desc, self._inputs, magnitude=True)
-        outputs = [op.name for op in self.desc.operands if op.output and op.name in self.arrays]
-        got = {name: np.array(self.arrays[name]) for name in outputs}
-        error = reference.check_error(self.desc, got, exact, magnitude)
-        return Outcome(self.case, error, guarantee, self._fault(outputs))
+        got = self.outputs()
+        error = reference.check_error(self.desc, got, self.exact(), magnitude)
+        return Outcome(self.case, error, guarantee, self._fault(list(got)))
 
     def _fault(self, outputs: Sequence[str]) -> str:
         """What happened in memory that should not have."""

@@ -233,14 +233,14 @@ class ScanBackwardDescriptor(_Descriptor):
         me = type(self).__name__
         kind = ScanKind.coerce(self.kind)
         shape = _shape(me, "input_shape", self.input_shape)
-        takes_ties = spec_of(self.category, kind).ties
+        ties = TieRule.coerce(self.ties)
         self._set(
             kind=kind,
             input_shape=shape,
             scan_axis=_axis(me, "scan_axis", self.scan_axis, len(shape)),
             element=ElementKind.coerce(self.element),
             reverse=bool(self.reverse),
-            ties=TieRule.coerce(self.ties) if takes_ties else TieRule.FIRST,
+            ties=ties if spec_of(self.category, kind).ties else TieRule.FIRST,
         )
 
     @property
@@ -294,14 +294,15 @@ class ReduceBackwardDescriptor(_Descriptor):
         axes = sorted(_axis(me, "reduce_axis", axis, len(shape)) for axis in given)
         if len(set(axes)) < len(axes):
             raise InvalidProblem(f"{me}: reduce_axis {self.reduce_axis!r} names an axis twice")
-        correction = _number(me, "correction", self.correction) if spec.correction else 1.0
+        correction = _number(me, "correction", self.correction)
+        ties = TieRule.coerce(self.ties)
         self._set(
             kind=kind,
             input_shape=shape,
             reduce_axis=tuple(axes),
             element=ElementKind.coerce(self.element),
-            correction=correction,
-            ties=TieRule.coerce(self.ties) if spec.ties else TieRule.SPLIT,
+            correction=correction if spec.correction else 1.0,
+            ties=ties if spec.ties else TieRule.SPLIT,
         )
 
     @property

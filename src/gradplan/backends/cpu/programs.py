@@ -276,7 +276,7 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
     )
 
 
-_STATE_SLOTS = {ReduceKind.PROD: 5}
+_STATE_SLOTS = {ReduceKind.PROD: 3}
 
 
 def _rows_kernel(name: str, arguments: tuple[Any, ...]) -> Kernel:
@@ -359,11 +359,15 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
     outer = across.dims
     if split:
         chunk, chunks = _SCAN_CHUNK, -(-n // _SCAN_CHUNK)
+    blocks = -(-lane.extent // width)
+    units = blocks * (row_count // lane.extent) * chunks
+    if split and not beside:  # the chunks of a row are the lanes, but for a shorter last one
         lane = Dim(n // chunk, tuple(step * chunk for step in line.strides))
         outer = (lane, *(dim for dim in across.dims if dim.extent > 1))
         width = min(_ROW_LANES, lane.extent)
-    blocks = -(-lane.extent // width) + (1 if split and n % chunk else 0)
-    units = blocks * (row_count if split else row_count // lane.extent)
+        blocks = -(-lane.extent // width) + (1 if n % chunk else 0)
+        units = blocks * row_count
+    meta[at.BESIDE] = beside
     steps = min(chunk, _TILE_ELEMENTS // width, 256)
     _write_nest(meta, (line,), at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     _write_nest(meta, outer, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
@@ -404,13 +408,12 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
     ties = desc.ties if desc.spec.ties else None
     source = "" if not slots else "_from_y" if from_y else "_recomputed"
     name = f"{kind.value}{f'_{ties.value}' if ties else ''}_{element.value}_scan{source}"
-    layout = "columns" if beside and not split else "rows"
+    layout = "columns" if beside else "rows"
     variant = (source[1:] or "plain") + ("_split" if split else "")
-    why = (
-        f"{chunks} chunks of a row run side by side, then meet through carries"
-        if split
-        else f"{width} rows run side by side, {'as they lie' if beside else 'through tiles'}"
-    )
+    why = f"{width} {'chunks of a row' if split and not beside else 'rows'} run side by side, "
+    why += "as they lie" if beside else "through tiles that turn them round"
+    if split:
+        why += f"; rows are cut into {chunks} chunks that meet through carries"
     if recomputes:
         why += "; y is not given, so the scan is recomputed from checkpoints"
     item = element.size_bytes

@@ -32,7 +32,8 @@ class MapFormula:
 
     - `uses`: which of dy, x, y it reads;
     - `step(s, dy, x, y, i, p)` → s, `merge(s, t)` → s, `finish(s, n)` → r, tuples throughout;
-    - `apply(r, dy, x, y, i, p, q)` → dx; `apply2` gives a second output;
+    - `apply(r, dy, x, y, i, p, q, is_easy)` → dx; `apply2` gives a second output;
+    - `easy(r)`: whether a row can take the short way that `apply` offers such rows;
     - i is the element's index in C order over the reduced axes (only where `indexed`);
     - p and q are the problem's parameters.
     """
@@ -44,6 +45,7 @@ class MapFormula:
     step: Scalar | None = None
     merge: Scalar | None = None
     finish: Scalar | None = None
+    easy: Scalar | None = None
     indexed: bool = False
 
 
@@ -80,7 +82,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + y * dy,)
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return y * (dy - r[0])
 
         return _row("dy y", step, _keep, apply)
@@ -90,38 +92,38 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + dy,)
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return dy - exp_stored(y) * r[0]
 
         return _row("dy y", step, _keep, apply)
 
     if kind == BinaryKind.LERP:
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return p * dy
 
-        def apply2(r, dy, x, y, i, p, q):
+        def apply2(r, dy, x, y, i, p, q, is_easy):
             return q * dy
 
         return MapFormula(uses="dy", apply=inlined(apply), apply2=inlined(apply2))
 
     if kind == ReduceKind.SUM:
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return dy
 
         return MapFormula(uses="dy", apply=inlined(apply))
 
     if kind == ReduceKind.MEAN:  # p = n
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return dy / p
 
         return MapFormula(uses="dy", apply=inlined(apply))
 
     if kind == ReduceKind.NORM2:
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             # x / y first: it is at most 1, where dy · x might overflow.
             return zero if y == zero else dy * (x / y)
 
@@ -130,7 +132,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
     if kind == ReduceKind.LOG_SUM_EXP:
         nothing = real(-np.inf)
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return zero if y == nothing else dy * exp_difference(x - y)
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
@@ -140,7 +142,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             half = (x - r[0]) / p
             return dy * (half + half)
 
@@ -151,14 +153,14 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             # (x − mean) / y is at most √n in size, where m · y might underflow.
             return zero if y == zero else dy * ((x - r[0]) / y / p)
 
         return _row("dy x y", step, _mean, apply)
 
     if kind == ReduceKind.PROD:
-        return _prod()
+        return _prod(element)
 
     if kind in (ReduceKind.MAX, ReduceKind.MIN):
         return _extremum(ties, zero, one)
@@ -193,7 +195,7 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
 
     if ties is TieRule.ALL:
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return dy if hit(x, y) else zero
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
@@ -203,7 +205,7 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
         def step(s, dy, x, y, i, p):
             return (s[0] + (one if hit(x, y) else zero),)
 
-        def apply(r, dy, x, y, i, p, q):
+        def apply(r, dy, x, y, i, p, q, is_easy):
             return dy / r[0] if hit(x, y) else zero
 
         return _row("dy x y", step, _keep, apply)
@@ -222,7 +224,7 @@ def _one_of_the_ties(first: bool, hit: Scalar, zero: Any) -> MapFormula:
         better = t[0] < s[0] if first else t[0] > s[0]
         return (t[0] if better else s[0],)
 
-    def apply(r, dy, x, y, i, p, q):
+    def apply(r, dy, x, y, i, p, q, is_easy):
         return dy if i == r[0] else zero
 
     return MapFormula(
@@ -243,72 +245,107 @@ _ONE_BITS = 0x3FF0000000000000
 _MAGIC_BITS = 0x4338000000000000  # 1.5 · 2^52: adding a small integer gives its float
 _MAGIC = 1.5 * 2.0**52
 _SUBNORMAL_LIFT = 2.0**54
+# Zeros, infinities and NaNs are counted in one number, ten bits each.
+_ZERO, _INFINITY, _NAN = 1.0, 2.0**10, 2.0**20
 
 
-def _prod() -> MapFormula:
+def _prod(element: ElementKind) -> MapFormula:
     """dy · Π of the others, with no division by zero and no overflow on the way.
 
     The state is Π of the significands (1 ≤ |m| < 2, signs included), the sum of the exponents,
-    and how many zeros, infinities and NaNs there are; those three count as ±1 in the product.
-    Leaving one factor out is then exact whatever it was: its significand is divided out, its
-    exponent subtracted, its count taken off. 512 significands multiply to less than 2^512,
-    and `merge` normalises.
+    and how many zeros, infinities and NaNs there are, which count as ±1 in the product. Leaving
+    one factor out is then exact whatever it was: its significand is divided out, its exponent
+    subtracted, its count taken off. A block of 512 significands multiplies to less than 2^512,
+    and `merge` normalises; it also stops counting at 2, since one is all that leaves.
     """
+    has_subnormals = element is ElementKind.F64  # the others' are normal numbers in f64
 
     @ordered
     def parts(x):
-        # significand, exponent, and whether it is zero, infinite or NaN
-        lifted = x * _SUBNORMAL_LIFT
-        tiny = ((bits_of_f64(x) >> 52) & _EXPONENT) == 0
-        bits = bits_of_f64(lifted if tiny else x)
+        # significand, exponent and count
+        lift = 0.0
+        bits = bits_of_f64(x)
+        if has_subnormals:
+            tiny = ((bits >> 52) & _EXPONENT) == 0
+            bits = bits_of_f64(x * _SUBNORMAL_LIFT if tiny else x)
+            lift = 54.0 if tiny else 0.0
         field = (bits >> 52) & _EXPONENT
         special = (field == 0) | (field == _EXPONENT)
         keep = bits & (_SIGN if special else _SIGN | _MANTISSA)
-        exponent = f64_of_bits(_MAGIC_BITS + field) - _MAGIC - (1077.0 if tiny else 1023.0)
-        return f64_of_bits(keep | _ONE_BITS), 0.0 if special else exponent
+        exponent = f64_of_bits(_MAGIC_BITS + field) - (_MAGIC + 1023.0) - lift
+        unbounded = _NAN if x != x else _INFINITY
+        count = _ZERO if field == 0 else unbounded
+        return (
+            f64_of_bits(keep | _ONE_BITS),
+            0.0 if special else exponent,
+            count if special else 0.0,
+        )
+
+    @ordered
+    def split(count):
+        # zeros, infinities, NaNs
+        nans = float(int(count * (1.0 / _NAN)))
+        rest = count - nans * _NAN
+        infinities = float(int(rest * (1.0 / _INFINITY)))
+        return rest - infinities * _INFINITY, infinities, nans
 
     @ordered
     def power(e):
-        return f64_of_bits((bits_of_f64(e + 1023.0 + _MAGIC) - _MAGIC_BITS) << 52)
+        return f64_of_bits((bits_of_f64(e + (1023.0 + _MAGIC)) - _MAGIC_BITS) << 52)
 
     def step(s, dy, x, y, i, p):
-        m, e = parts(x)
-        return (
-            s[0] * m,
-            s[1] + e,
-            s[2] + (1.0 if x == 0.0 else 0.0),
-            s[3] + (1.0 if (x == np.inf) | (x == -np.inf) else 0.0),
-            s[4] + (1.0 if x != x else 0.0),
-        )
+        m, e, count = parts(x)
+        return s[0] * m, s[1] + e, s[2] + count
 
     def merge(s, t):
-        m, e = parts(s[0])
-        n, f = parts(t[0])
-        return (m * n, s[1] + t[1] + e + f, s[2] + t[2], s[3] + t[3], s[4] + t[4])
+        m, e, _ = parts(s[0])
+        n, f, _ = parts(t[0])
+        zeros, infinities, nans = split(s[2])
+        more_zeros, more_infinities, more_nans = split(t[2])
+        count = (
+            min(zeros + more_zeros, 2.0) * _ZERO
+            + min(infinities + more_infinities, 2.0) * _INFINITY
+            + min(nans + more_nans, 2.0) * _NAN
+        )
+        return m * n, s[1] + t[1] + e + f, count
 
-    def apply(r, dy, x, y, i, p, q):
-        m, e = parts(x)
+    def finish(s, n):
+        m, e, _ = parts(s[0])
+        return m, s[1] + e, s[2]
+
+    def easy(r):
+        # Nothing special in the row, and its product a normal number: divide it by x.
+        return (r[2] == 0.0) & (abs(r[1]) < 1000.0)
+
+    def apply(r, dy, x, y, i, p, q, is_easy):
+        if is_easy:
+            return dy * (r[0] * power(r[1]) / x)
+        m, e, count = parts(x)
         ratio = r[0] / m
-        exponent = r[1] - e
-        # 2^exponent in three factors, each of them a normal number.
-        bounded = min(max(exponent, -3000.0), 3000.0)
-        third = (bounded / 3.0 + _MAGIC) - _MAGIC
-        others = ratio * power(third) * power(third) * power(bounded - third - third)
-        zeros = r[2] - (1.0 if x == 0.0 else 0.0)
-        infinities = r[3] - (1.0 if (x == np.inf) | (x == -np.inf) else 0.0)
-        nans = r[4] - (1.0 if x != x else 0.0)
-        others = others * 0.0 if zeros > 0.0 else others
-        others = others * np.inf if infinities > 0.0 else others
-        others = np.nan if nans > 0.0 else others
+        # 2^exponent in two factors, each of them a normal number.
+        exponent = min(max(r[1] - e, -2044.0), 2044.0)
+        low = (exponent * 0.5 + _MAGIC) - _MAGIC
+        others = ratio * power(low) * power(exponent - low)
+        left = r[2] - count
+        nan = left >= _NAN
+        left = left - (2.0 * _NAN if left >= 2.0 * _NAN else _NAN if nan else 0.0)
+        infinite = left >= _INFINITY
+        left = left - (
+            2.0 * _INFINITY if left >= 2.0 * _INFINITY else _INFINITY if infinite else 0.0
+        )
+        others = ratio * 0.0 if left > 0.0 else others
+        others = (others if left > 0.0 else ratio) * np.inf if infinite else others
+        others = np.nan if nan else others
         return dy * others
 
     return MapFormula(
         uses="dy x",
-        first=(1.0, 0.0, 0.0, 0.0, 0.0),
+        first=(1.0, 0.0, 0.0),
         step=inlined(step),
-        merge=inlined(merge),
-        finish=inlined(_keep),
+        merge=ordered(merge),
+        finish=ordered(finish),
         apply=ordered(apply),
+        easy=ordered(easy),
     )
 
 

@@ -14,8 +14,10 @@ CALL_WORDS = 8
 # The meta block: the geometry of a bound problem, fixed once its shape and strides are known.
 # `EXTENT` is the number of elements along the axis (all reduced axes together).
 EXTENT, CHUNK, CHUNKS, ROWS, LANE_WIDTH, LANE_BLOCKS = range(6)
-# Of the recurrence: steps to a tile, whether the last chunk is shorter, and where in the
-# workspace chunk results, carries, states and each thread's checkpoints begin (bytes).
+# Of the recurrence: whether lanes are rows side by side (else chunks of a row, once it is split),
+# steps to a tile, and where in the workspace chunk results, carries, states and each thread's
+# checkpoints begin (bytes).
+BESIDE = 10
 STEPS, PARTIALS, CARRIES, STATES, CHECKPOINTS, SLOT_BYTES = 6, 7, 8, 9, 14, 15
 PARAM, PARAM2 = 10, 11
 # Two innermost dimensions: along the axis, and across it. An extent, then a stride for each

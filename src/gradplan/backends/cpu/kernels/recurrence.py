@@ -228,7 +228,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
         ky, ko = meta(m, at.AXIS + 3), meta(m, at.AXIS + 4)
         jd, jx = meta(m, at.ACROSS + 1), meta(m, at.ACROSS + 2)
         jy, jo = meta(m, at.ACROSS + 3), meta(m, at.ACROSS + 4)
-        split = phase != at.FUSED
+        split, beside = phase != at.FUSED, meta(m, at.BESIDE) != 0
         ds = scratch()
         xs = ds + 8 * TILE
         states = xs + 8 * TILE
@@ -239,27 +239,43 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
         partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
         chunk_states = ws + meta(m, at.STATES)
         for u in range(lo, hi):
+            # This unit's lanes, how many of them begin at the row's start, its steps, and the
+            # numbers of its chunks: c0 for the first lane, and so many more for the next.
             q = u // blocks
             j0 = (u - q * blocks) * width
-            w, length = min(width, lanes - j0), chunk
-            if j0 >= lanes:  # the last chunk, shorter than the others
-                j0, w = lanes, 1
-                length = n - lanes * chunk
+            w, length, k_start = min(width, lanes - j0), chunk, 0
+            begins, c0, c_step = w, 0, 0
+            if split and beside:
+                c = q % chunks
+                q //= chunks
+                k_start = c * chunk
+                length = min(chunk, n - k_start)
+                begins = w if c == 0 else 0
+                c0, c_step = (q * lanes + j0) * chunks + c, chunks
+            elif split:
+                if j0 >= lanes:  # the last chunk, shorter than the others
+                    j0, w = lanes, 1
+                    length = n - lanes * chunk
+                begins = 1 if j0 == 0 else 0
+                c0, c_step = q * chunks + j0, 1
             dy = meta(call, at.DY) + size * (j0 * jd + offset_of(m, at.MORE_ACROSS_AT, more, q, 1))
             x = meta(call, at.X) + size * (j0 * jx + offset_of(m, at.MORE_ACROSS_AT, more, q, 2))
             y = meta(call, at.Y) + size * (j0 * jy + offset_of(m, at.MORE_ACROSS_AT, more, q, 3))
             o = meta(call, at.OUT) + size * (j0 * jo + offset_of(m, at.MORE_ACROSS_AT, more, q, 4))
-            c0 = q * chunks + j0  # number of the first lane's chunk
+            dy += size * k_start * kd
+            x += size * k_start * kx
+            y += size * k_start * ky
+            o += size * k_start * ko
             tiles = (length + steps - 1) // steps
             for j in range(w):
                 carry_store(carry, j, _NOTHING)
                 float_store(gains, j, 1.0)
                 if phase == at.APPLY:
-                    carry_store(carry, j, float_load(carries, c0 + j))
+                    carry_store(carry, j, float_load(carries, c0 + j * c_step))
                 if recomputes:
                     state_store(states, j, pitch, identity)
                     if phase == at.PARTIAL or phase == at.APPLY:
-                        s = kept_load(chunk_states, (c0 + j) * width_of_state, 1)
+                        s = kept_load(chunk_states, (c0 + j * c_step) * width_of_state, 1)
                         state_store(states, j, pitch, s)
             if recomputes:
                 for tile in range(tiles):
@@ -278,7 +294,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                         state_store(states, j, pitch, s)
                 if phase == at.FORWARD:
                     for j in range(w):
-                        place = (c0 + j) * width_of_state
+                        place = (c0 + j * c_step) * width_of_state
                         kept_store(chunk_states, place, 1, state_load(states, j, pitch))
                     continue
             for back in range(tiles):
@@ -296,23 +312,22 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                 elif stateful:
                     fill_y(states + 8 * w, y + size * k0 * ky, ky, jy, count, w)
                     for j in range(w):
-                        if k0 == 0 and not (split and j0 + j > 0):
+                        if k0 == 0 and j < begins:
                             state_store(states, j, pitch, identity)
                         else:
                             y_store(states, j, load(y, j * jy + (k0 - 1) * ky))
                 run_backward(ds, xs, states, gs, carry, count, w)
                 if chosen and k0 == 0:
                     # The first element always wins: what it did not take, it takes now.
-                    for j in range(w):
-                        if not (split and j0 + j > 0):
-                            d_store(ds, j, d_load(ds, j) + carry_load(carry, j))
+                    for j in range(begins):
+                        d_store(ds, j, d_load(ds, j) + carry_load(carry, j))
                 if phase == at.PARTIAL:
                     multiply_gains(gs, gains, count, w)
                 else:
                     empty(ds, o + size * k0 * ko, ko, jo, count, w)
             if phase == at.PARTIAL:
                 for j in range(w):
-                    float_store(partials, 2 * (c0 + j), carry_load(carry, j))
-                    float_store(partials, 2 * (c0 + j) + 1, float_load(gains, j))
+                    float_store(partials, 2 * (c0 + j * c_step), carry_load(carry, j))
+                    float_store(partials, 2 * (c0 + j * c_step) + 1, float_load(gains, j))
 
     return recurrence

@@ -93,6 +93,14 @@ def build(
             return 0 if operand == at.S_DY or operand == at.S_Y else 1
         return meta(m, entry + operand)
 
+    if formula.easy is not None:
+        easy = formula.easy
+    else:
+
+        @inlined
+        def easy(r):
+            return False
+
     if has_state:
         step, merge, finish = formula.step, formula.merge, formula.finish
     else:
@@ -153,6 +161,7 @@ def build(
             so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
             si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
             r = narrow(s)
+            is_easy = easy(s)
             e = e0
             while e < e1:
                 q = e // inner
@@ -176,11 +185,11 @@ def build(
                         vy = load(y, oy + k * sy)
                     i = float(oi + k * si)
                     if two:
-                        second = apply2(r, vd, vx, vy, i, p, q2)
-                        store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2))
+                        second = apply2(r, vd, vx, vy, i, p, q2, is_easy)
+                        store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2, is_easy))
                         store(out2, oo2 + k * so2, second)
                     else:
-                        store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2))
+                        store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2, is_easy))
                 e += hi - lo
 
         def rows(call, slot, lo, hi):
@@ -302,9 +311,10 @@ def build(
                 for j in range(w):
                     s = finish(state_load(state, j, MAX_LANES), float(n))
                     state_store(state, j, MAX_LANES, s)
-            # Backwards: what was read last is still in the cache.
-            for back in range(e1 - e0):
-                e = e1 - 1 - back
+            is_easy = True  # for all lanes, or for none
+            for j in range(w):
+                is_easy &= easy(state_load(state, j, MAX_LANES))
+            for e in range(e0, e1):
                 a = e // inner
                 k = e - a * inner
                 od = bd + k * meta(m, at.AXIS + 1)
@@ -324,6 +334,6 @@ def build(
                     vx = load(x, ox + j * jx) if uses_x else zero
                     vy = load(y, oy + j * jy) if uses_y else zero
                     r = narrow(state_load(state, j, MAX_LANES))
-                    store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2))
+                    store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
 
     return side_by_side
