@@ -493,8 +493,18 @@ def test_dx_may_be_exactly_dy(kind):
             assert dy.tobytes() == want[name].tobytes()
 
 
-@pytest.mark.parametrize("kind", ["softmax", "log_softmax", "cumsum", "cumprod", "log_cumsum_exp"])
-@pytest.mark.parametrize("with_y", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "with_y"),
+    [
+        ("softmax", True),
+        ("cumsum", True),
+        ("cumprod", True),
+        ("log_softmax", True),
+        ("log_cumsum_exp", False),
+        ("cumprod", False),
+        ("log_cumsum_exp", True),
+    ],
+)
 def test_large_problems_run_in_place_too(kind, with_y):
     # Split rows and lanes read what they have not yet overwritten.
     for shape, axis in (((1, 140_000), 1), ((600, 300), 0)):

@@ -13,12 +13,14 @@ import textwrap
 import threading
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import gradplan as gp
 
+BF16 = np.dtype(ml_dtypes.bfloat16)
 SOURCE = str(Path(gp.__file__).parents[1])
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -29,6 +31,7 @@ import numpy as np
 import gradplan as gp
 
 def every(shape, axis, with_y=True, element="f32"):
+    # with_y=False: those kinds only that can do without.
     rng = np.random.default_rng(0)
     rows = [("softmax", k) for k in gp.SoftmaxKind] + [("lerp", "lerp")]
     rows += [("scan", k) for k in gp.ScanKind] + [("reduce", k) for k in gp.ReduceKind]
@@ -54,24 +57,26 @@ def every(shape, axis, with_y=True, element="f32"):
                 num_embeddings=shape[0] // 2 + 1, embedding_dim=shape[1], num_indices=shape[0],
                 element=element, accumulate=False)
             plan, made = gp.EmbeddingBackwardPlan, gp.EmbeddingBackwardArgs
+        if not with_y and all(op.required for op in desc.operands if op.name == "y"):
+            continue
         arrays = {}
         for op in desc.operands:
-            if op.name == "y" and not op.required and not with_y:
+            if op.name == "y" and not with_y:
                 continue
             if op.name == "indices":
                 arrays["indices"] = rng.integers(0, shape[0] // 2 + 1, op.shape)
             else:
-                arrays[op.name] = rng.uniform(0.9, 1.1, op.shape).astype(np.float32)
+                arrays[op.name] = 0.9 + 0.2 * rng.random(op.shape, np.float32)
         outputs = [arrays[op.name] for op in desc.operands if op.output]
         yield str(kind), plan.select(desc), made(**arrays), outputs
 """
 
 
-def python(code, *, timeout=120, arguments=(), **variables):
+def python(code, *, timeout=120, **variables):
     """Run a program in an interpreter of its own; its output."""
     environment = {**os.environ, "PYTHONPATH": SOURCE, **variables}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        [sys.executable, "-c", textwrap.dedent(code)],
         env=environment,
         capture_output=True,
         text=True,
@@ -323,7 +328,8 @@ def kernel_file(tmp_path_factory):
         )
         for _ in range(2)
     ]
-    assert any(process.communicate(timeout=120)[0].startswith("True") for process in both)
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert any(output.startswith("True") for output in outputs)
     assert [process.returncode for process in both] == [0, 0]
     (path,) = (path for path in folder.rglob("*") if path.is_file())
     return path
@@ -334,10 +340,6 @@ def test_a_warm_cache_needs_no_compiler(kernel_file):
     calls = [first_call(folder) for _ in range(4)]
     assert not any(compiled for compiled, _ in calls)
     assert min(took for _, took in calls) < 0.3
-
-
-def damage_empty(stored):
-    return b""
 
 
 def damage_cut(stored):
@@ -354,7 +356,7 @@ def damage_head(stored):
     return stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :]
 
 
-@pytest.mark.parametrize("damage", [damage_empty, damage_cut, damage_code, damage_head])
+@pytest.mark.parametrize("damage", [damage_cut, damage_code, damage_head])
 def test_a_damaged_cache_file_is_compiled_again(damage, kernel_file, tmp_path):
     path = tmp_path / kernel_file.parent.name / kernel_file.name
     path.parent.mkdir()
@@ -510,10 +512,10 @@ def test_a_run_takes_no_memory_beyond_its_workspace(shape, axis):
 
 @pytest.fixture(scope="module")
 def vast():
-    """Three rows of halves whose offsets pass 2³¹ elements; untouched pages cost nothing."""
+    """Room for rows whose offsets pass 2³¹ elements; untouched pages cost nothing."""
     stride = 1_100_000_000
     try:
-        return np.empty((2 * stride + 4000,), np.float16), stride
+        return np.empty((2 * stride + 4000,), BF16), stride
     except MemoryError:
         pytest.skip("there is no room for 4.4 GB of addresses")
 
@@ -529,28 +531,30 @@ def rows_of(vast, start, fill=None):
 @pytest.mark.parametrize("kind", ["lerp", "softmax", "softmax-columns", "cumsum", "cumsum-columns"])
 def test_offsets_beyond_31_bits_are_reached(kind, vast):
     rng = np.random.default_rng(0)
-    near_dy = rng.uniform(-1, 1, (3, 1000)).astype(np.float16)
-    near_y = rng.uniform(0, 1e-3, (3, 1000)).astype(np.float16)
+    near_dy = rng.uniform(-1, 1, (3, 1000)).astype(BF16)
+    near_y = rng.uniform(0, 1e-3, (3, 1000)).astype(BF16)
     dy, y = rows_of(vast, 0, near_dy), rows_of(vast, 1000, near_y)
     out = rows_of(vast, 2000, np.nan)
     axis = 0 if kind.endswith("columns") else 1
     if kind == "lerp":
-        gp.lerp_backward(dy, 0.25, out=(out, None))
-        want = gp.lerp_backward(near_dy, 0.25)[0]
+        other = rows_of(vast, 3000, np.nan)
+        gp.lerp_backward(dy, 0.25, out=(out, other))
+        want, half = gp.lerp_backward(near_dy, 0.25)
+        np.testing.assert_array_equal(other, half)
     elif kind.startswith("softmax"):
         gp.softmax_backward(dy, y, axis, out=out)
         want = gp.softmax_backward(near_dy, near_y, axis)
     else:
         gp.cumsum_backward(dy, axis, out=out)
         want = gp.cumsum_backward(near_dy, axis)
-    np.testing.assert_allclose(out, want, rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(out.astype(float), want.astype(float), rtol=1e-2, atol=1e-6)
     # Nothing was written next door.
     np.testing.assert_array_equal(dy, near_dy)
     np.testing.assert_array_equal(y, near_y)
 
 
 def test_an_embedding_table_beyond_31_bits_is_reached(vast):
-    dout = rows_of(vast, 0, np.arange(3, dtype=np.float16)[:, None] + 1)
+    dout = rows_of(vast, 0, np.array([[1], [2], [3]]))
     table = rows_of(vast, 2000, np.nan)
     gp.embedding_backward(dout, np.array([2, 0, 2]), 3, out=table)
     assert [set(row.tolist()) for row in table] == [{2}, {0}, {4}]

@@ -167,7 +167,8 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     table = Table(title="What gradplan supports", title_justify="left")
     for heading in _support(next(iter(KINDS.values()))):
-        table.add_column(heading.replace("_", " "), overflow="fold")
+        name = heading in ("kind", "function")
+        table.add_column(heading.replace("_", " "), overflow="fold", no_wrap=name)
     for spec in KINDS.values():
         cells = _support(spec).values()
         table.add_row(

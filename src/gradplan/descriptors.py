@@ -192,7 +192,7 @@ class BinaryParamBackwardDescriptor(_Descriptor):
             kind=BinaryKind.coerce(self.kind),
             shape=_shape(me, "shape", self.shape),
             element=ElementKind.coerce(self.element),
-            param=param,
+            param=param + 0.0,  # −0 and 0 compare equal, so they are one problem
         )
 
     @property

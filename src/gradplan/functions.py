@@ -7,7 +7,7 @@ runs it into `out` or into a new array of the caller's own library.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +18,18 @@ from .descriptors import (
     ScanBackwardDescriptor,
     SoftmaxBackwardDescriptor,
 )
-from .errors import InvalidProblem
-from .kinds import BinaryKind, ElementKind, IndexKind, Named, ReduceKind, ScanKind, SoftmaxKind
+from .errors import InvalidProblem, Unsupported
+from .kinds import (
+    BinaryKind,
+    ElementKind,
+    IndexKind,
+    Named,
+    OpCategory,
+    ReduceKind,
+    ScanKind,
+    SoftmaxKind,
+    TieRule,
+)
 from .plans import (
     BinaryParamBackwardPlan,
     EmbeddingBackwardPlan,
@@ -28,6 +38,7 @@ from .plans import (
     ScanBackwardPlan,
     SoftmaxBackwardPlan,
 )
+from .registry import spec_of
 from .sku import PlanPreference
 from .views import View, empty_like_type, reshape_view, restore_type, view
 
@@ -56,7 +67,6 @@ _PLAN_LIMIT = 1024
 Shape = tuple[int, ...]
 
 
-@lru_cache(maxsize=_PLAN_LIMIT)
 def _plan(
     plan: Any,
     descriptor: type,
@@ -64,7 +74,20 @@ def _plan(
     preference: PlanPreference | None,
     fields: tuple[tuple[str, Any], ...],
 ) -> Any:
-    """The plan of a question asked in raw values, without normalising it again."""
+    if preference is not None and not isinstance(preference, PlanPreference):
+        raise InvalidProblem(f"preference must be a PlanPreference, got {preference!r}")
+    return _asked(plan, descriptor, device, preference, fields)
+
+
+@lru_cache(maxsize=_PLAN_LIMIT)
+def _asked(
+    plan: Any,
+    descriptor: type,
+    device: str,
+    preference: PlanPreference | None,
+    fields: tuple[tuple[str, Any], ...],
+) -> Any:
+    """The plan of a question asked in plain values, without normalising it again."""
     return plan.select(descriptor(**dict(fields)), device=device, preference=preference)
 
 
@@ -73,21 +96,37 @@ def _row(lent: View) -> View:
     return lent if lent.shape else reshape_view(lent, (1,), (0,))
 
 
-def _element(lent: View, name: str) -> ElementKind:
+def _element(lent: View, label: str) -> ElementKind:
     if isinstance(lent.dtype, ElementKind):
         return lent.dtype
-    return ElementKind.coerce(lent.dtype.value)  # raises, naming what is supported
+    names = ", ".join(ElementKind)
+    raise Unsupported(f"{label}: expected elements of type {names}, got {lent.dtype.value}")
 
 
-def _run(plan: Plan, like: Any, given: dict[str, View], output: str, shape: Shape, out: Any) -> Any:
+def _integer(label: str, value: Any) -> int:
+    """An int, before it becomes part of a question that is looked up."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidProblem(f"{label} must be an integer, got {value!r}") from None
+
+
+def _number(label: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidProblem(f"{label} must be a number, got {value!r}") from None
+
+
+def _run(
+    function: str, plan: Plan, like: Any, given: dict[str, View], shape: Shape, out: Any
+) -> Any:
     """Run into `out`, or into a new array like `like`; `shape` is the caller's own."""
     target = empty_like_type(like, shape) if out is None else out
-    lent = view(target, "out")
+    lent = view(target, f"{function}: out")
     if lent.shape != shape:
-        raise InvalidProblem(
-            f"{type(plan).__name__}: out must have shape {shape}, got {lent.shape}"
-        )
-    given[output] = _row(lent)
+        raise InvalidProblem(f"{function}: out must have shape {shape}, got {lent.shape}")
+    given["dx"] = _row(lent)
     views = {}
     for operand in plan._operands:
         found = given.get(operand.name)
@@ -112,22 +151,22 @@ def _along(
     **more: Any,
 ) -> Any:
     """A gradient along one axis, where every array has the full shape."""
-    lent = view(dy, "dy")
-    element = _element(lent, "dy")
+    function = spec_of(descriptor.category, kind).function  # type: ignore[attr-defined]
+    lent = view(dy, f"{function}: dy")
     shape = lent.shape
     given = {"dy": _row(lent)}
     for name, array in saved.items():
         if array is not None:
-            given[name] = _row(view(array, name))
+            given[name] = _row(view(array, f"{function}: {name}"))
     fields = (
         ("kind", kind),
         ("input_shape", shape or (1,)),
-        (axis_field, axis),
-        ("element", element),
+        (axis_field, _integer(f"{function}: axis", axis)),
+        ("element", _element(lent, f"{function}: dy")),
         *more.items(),
     )
     chosen = _plan(plan, descriptor, lent.device, preference, fields)
-    return _run(chosen, dy, given, "dx", shape, out)
+    return _run(function, chosen, dy, given, shape, out)
 
 
 def softmax_backward(
@@ -185,13 +224,13 @@ def lerp_backward(
     preference: PlanPreference | None = None,
 ) -> tuple[Any, Any]:
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
-    lent = view(dy, "dy")
+    lent = view(dy, "lerp_backward: dy")
     shape = lent.shape
     fields = (
         ("kind", BinaryKind.LERP),
         ("shape", shape or (1,)),
-        ("element", _element(lent, "dy")),
-        ("param", weight),
+        ("element", _element(lent, "lerp_backward: dy")),
+        ("param", _number("lerp_backward: weight", weight)),
     )
     plan = _plan(
         BinaryParamBackwardPlan, BinaryParamBackwardDescriptor, lent.device, preference, fields
@@ -205,7 +244,7 @@ def lerp_backward(
     given = {"dy": _row(lent)}
     for operand, target in zip(plan._operands[1:], targets, strict=True):
         if target is not None:
-            made = view(target, operand.name)
+            made = view(target, f"lerp_backward: {operand.name}")
             if made.shape != shape:
                 raise InvalidProblem(
                     f"lerp_backward: {operand.name} must have shape {shape}, got {made.shape}"
@@ -238,8 +277,8 @@ def _scan(
         axis,
         out,
         preference,
-        reverse=reverse,
-        ties=ties,
+        reverse=bool(reverse),
+        ties=TieRule.coerce(ties),
     )
 
 
@@ -328,33 +367,30 @@ def logcumsumexp_backward(
     return _scan(ScanKind.LOG_CUMSUM_EXP, dy, x, y, axis, reverse, out, preference)
 
 
-def _reduced_axes(axis: Any, rank: int) -> Shape:
-    """The axes as given, counted from the front."""
+def _reduced_axes(function: str, axis: Any, rank: int) -> Shape:
+    """The axes as given, counted from the front; rank 0 has one axis of one element."""
+    rank = max(rank, 1)
     if axis is None:
         return tuple(range(rank))
-    axes: Shape
-    try:
-        axes = (operator.index(axis),)
-    except TypeError:
-        try:
-            axes = tuple(operator.index(one) for one in axis)
-        except TypeError:
-            raise InvalidProblem(
-                f"axis must be an int, a tuple of ints or None, got {axis!r}"
-            ) from None
-    for one in axes:
-        if not -max(rank, 1) <= one < max(rank, 1):
-            raise InvalidProblem(f"axis {one} is out of range for rank {rank}")
-    return tuple(one % max(rank, 1) for one in axes)
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = []
+    for one in given:
+        number = _integer(f"{function}: an axis", one)
+        if not -rank <= number < rank:
+            raise InvalidProblem(f"{function}: axis {number} is out of range for rank {rank}")
+        axes.append(number % rank)
+    if len(set(axes)) < len(axes):
+        raise InvalidProblem(f"{function}: axis {axis!r} names an axis twice")
+    return tuple(axes)
 
 
-def _kept(lent: View, name: str, shape: Shape, axes: Shape) -> View:
+def _kept(label: str, lent: View, shape: Shape, axes: Shape) -> View:
     """A view without the reduced axes, with them put back as size 1."""
     rank = len(shape)
-    if len(lent.shape) != rank - len(set(axes)):
+    if len(lent.shape) != rank - len(axes):
         expected = tuple(n for d, n in enumerate(shape) if d not in axes)
         raise InvalidProblem(
-            f"{name} must have shape {expected} (keepdims=False), got {lent.shape}"
+            f"{label} must have shape {expected} (keepdims=False), got {lent.shape}"
         )
     extents, strides = iter(lent.shape), iter(lent.strides)
     return reshape_view(
@@ -376,37 +412,38 @@ def _reduce(
     preference: PlanPreference | None,
     **more: Any,
 ) -> Any:
-    lent = view(dy, "dy")
+    function = spec_of(OpCategory.REDUCTION, kind).function
+    lent = view(dy, f"{function}: dy")
     given = {}
     if x is None:
-        try:
-            extents = tuple(operator.index(n) for n in shape)
-        except TypeError:
-            raise InvalidProblem(f"shape must be a tuple of ints, got {shape!r}") from None
+        if not isinstance(shape, Iterable):
+            raise InvalidProblem(f"{function}: shape must be a tuple of ints, got {shape!r}")
+        extents = tuple(_integer(f"{function}: an extent of shape", n) for n in shape)
     else:
-        source = view(x, "x")
+        source = view(x, f"{function}: x")
         extents = source.shape
         given["x"] = _row(source)
-    axes = _reduced_axes(axis, len(extents))
-    full = extents or (1,)
-    for name, array in (("dy", lent), ("y", None if y is None else view(y, "y"))):
-        if array is None:
-            continue
+    axes = _reduced_axes(function, axis, len(extents))
+    small = {"dy": lent}
+    if y is not None:
+        small["y"] = view(y, f"{function}: y")
+    for name, array in small.items():
         if not extents:
             if array.shape != ():
-                raise InvalidProblem(f"{name} must have shape (), got {array.shape}")
+                raise InvalidProblem(f"{function}: {name} must have shape (), got {array.shape}")
             given[name] = _row(array)
         else:
-            given[name] = array if keepdims else _kept(array, name, extents, axes)
+            label = f"{function}: {name}"
+            given[name] = array if keepdims else _kept(label, array, extents, axes)
     fields = (
         ("kind", kind),
-        ("input_shape", full),
-        ("reduce_axis", axes if extents else axes[:1]),
-        ("element", _element(lent, "dy")),
+        ("input_shape", extents or (1,)),
+        ("reduce_axis", axes),
+        ("element", _element(lent, f"{function}: dy")),
         *more.items(),
     )
     plan = _plan(ReduceBackwardPlan, ReduceBackwardDescriptor, lent.device, preference, fields)
-    return _run(plan, dy if x is None else x, given, "dx", extents, out)
+    return _run(function, plan, dy if x is None else x, given, extents, out)
 
 
 def sum_backward(
@@ -450,7 +487,9 @@ def max_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of max: dy where x == y, else 0, shared among ties by `ties`."""
-    return _reduce(ReduceKind.MAX, dy, x, y, None, axis, keepdims, out, preference, ties=ties)
+    return _reduce(
+        ReduceKind.MAX, dy, x, y, None, axis, keepdims, out, preference, ties=TieRule.coerce(ties)
+    )
 
 
 def min_backward(
@@ -466,7 +505,9 @@ def min_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of min: dy where x == y, else 0, shared among ties by `ties`."""
-    return _reduce(ReduceKind.MIN, dy, x, y, None, axis, keepdims, out, preference, ties=ties)
+    return _reduce(
+        ReduceKind.MIN, dy, x, y, None, axis, keepdims, out, preference, ties=TieRule.coerce(ties)
+    )
 
 
 def prod_backward(
@@ -527,7 +568,16 @@ def var_backward(
 ) -> Any:
     """The gradient of var: dy · 2 (x − mean) / m, m = n − correction, or 1 where that is ≤ 0."""
     return _reduce(
-        ReduceKind.VAR, dy, x, None, None, axis, keepdims, out, preference, correction=correction
+        ReduceKind.VAR,
+        dy,
+        x,
+        None,
+        None,
+        axis,
+        keepdims,
+        out,
+        preference,
+        correction=_number("var_backward: correction", correction),
     )
 
 
@@ -545,7 +595,16 @@ def std_backward(
 ) -> Any:
     """The gradient of std: dy · (x − mean) / (m · y), and 0 where y == 0."""
     return _reduce(
-        ReduceKind.STD, dy, x, y, None, axis, keepdims, out, preference, correction=correction
+        ReduceKind.STD,
+        dy,
+        x,
+        y,
+        None,
+        axis,
+        keepdims,
+        out,
+        preference,
+        correction=_number("std_backward: correction", correction),
     )
 
 
@@ -566,33 +625,36 @@ def embedding_backward(
     Indices may have any rank; `dout` is `indices.shape + (D,)`. Indices outside the table, or
     equal to `padding_idx`, are skipped. `accumulate=True` adds to `out`.
     """
-    rows, keys = view(dout, "dout"), view(indices, "indices")
+    me = "embedding_backward"
+    rows, keys = view(dout, f"{me}: dout"), view(indices, f"{me}: indices")
     if not isinstance(keys.dtype, IndexKind):
-        IndexKind.coerce(keys.dtype.value)  # raises, naming what is supported
+        raise Unsupported(f"{me}: indices: expected i32 or i64, got {keys.dtype.value}")
     if len(rows.shape) != len(keys.shape) + 1 or rows.shape[:-1] != keys.shape:
         raise InvalidProblem(
-            f"embedding_backward: dout must have the indices' shape {keys.shape} and one more "
-            f"axis, got {rows.shape}"
+            f"{me}: dout must have the indices' shape {keys.shape} and one more axis, "
+            f"got {rows.shape}"
         )
     if accumulate and out is None:
-        raise InvalidProblem("embedding_backward: accumulate=True adds to out, which is missing")
+        raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
     dim, count = rows.shape[-1], keys.size
     fields = (
-        ("num_embeddings", num_embeddings),
+        ("num_embeddings", _integer(f"{me}: num_embeddings", num_embeddings)),
         ("embedding_dim", dim),
         ("num_indices", count),
-        ("element", _element(rows, "dout")),
+        ("element", _element(rows, f"{me}: dout")),
         ("index", keys.dtype),
-        ("padding_idx", padding_idx),
-        ("accumulate", accumulate),
-        ("scale_grad_by_freq", scale_grad_by_freq),
+        (
+            "padding_idx",
+            None if padding_idx is None else _integer(f"{me}: padding_idx", padding_idx),
+        ),
+        ("accumulate", bool(accumulate)),
+        ("scale_grad_by_freq", bool(scale_grad_by_freq)),
     )
     plan = _plan(
         EmbeddingBackwardPlan, EmbeddingBackwardDescriptor, rows.device, preference, fields
     )
-    shape = plan.descriptor.operands[2].shape
-    target = empty_like_type(dout, shape) if out is None else out
-    table = plan._checked(plan._operands[2], view(target, "out"))
+    target = empty_like_type(dout, plan._operands[2].shape) if out is None else out
+    table = plan._checked(plan._operands[2], view(target, f"{me}: out"))
     for operand, lent in zip(plan._operands[:2], (rows, keys), strict=True):
         plan._checked(operand, reshape_view(lent, operand.shape, (0,) * len(operand.shape)))
     extents, steps = _merged(keys.shape, keys.strides, rows.strides[:-1])

@@ -8,7 +8,6 @@ the arrays' strides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -56,7 +55,8 @@ Views = dict[str, View]
 
 
 def _device_name(device: Any) -> str:
-    return str(device).lower()
+    name = str(device).lower()
+    return "cpu" if name == "cpu:0" else name
 
 
 class BoundLaunch:
@@ -109,6 +109,7 @@ class Plan:
         self._backend: Backend = find(device, preference)
         self._operands: tuple[Operand, ...] = descriptor.operands
         self._me = type(self).__name__
+        self._labels = {op.name: f"{self._me}: {op.name}" for op in self._operands}
         self._check_support()
         self._guarantee = self._backend.guarantee(descriptor)
         self._workspace_size = self._backend.workspace_bound(descriptor)
@@ -139,7 +140,7 @@ class Plan:
             raise InvalidProblem(
                 f"{cls.__name__}.select: preference must be a PlanPreference, got {preference!r}"
             )
-        plan: Self = _shared_plan(cls, descriptor, _device_name(device), preference)  # type: ignore[arg-type]
+        plan: Self = _shared_plan(cls, descriptor, _device_name(device), preference)
         return plan
 
     def _check_support(self) -> None:
@@ -234,7 +235,9 @@ class Plan:
             if array is None:
                 self._check_absent(operand)
             else:
-                views[operand.name] = self._checked(operand, view(array, operand.name))
+                views[operand.name] = self._checked(
+                    operand, view(array, self._labels[operand.name])
+                )
         return views
 
     def _check_absent(self, operand: Operand) -> None:
@@ -353,17 +356,18 @@ class Plan:
     def _explain(self, program: Program, given: Any, arrays: str) -> str:
         desc, promise = self._desc, self._guarantee
         fewest = [operand for operand in self._operands if operand.name in given]
-        read = sum(operand.size_bytes for operand in fewest if not operand.output)
+        inputs = [operand for operand in fewest if not operand.output]
+        read = sum(operand.size_bytes for operand in inputs)
+        again = sum(op.size_bytes * (program.reads.get(op.name, 1) - 1) for op in inputs)
         written = sum(operand.size_bytes for operand in fewest if operand.output)
         if getattr(desc, "accumulate", False):
             read += min(written, desc.num_indices * desc.embedding_dim * desc.element.size_bytes)
-        passes = getattr(program, "input_passes", 1)
         lines = [
             f"{desc.op} backward, {desc.element.value}, for {arrays}: dx = {desc.spec.formula}",
             f"  kernel     {self._sku_of(program)}",
             f"  engine     {desc.spec.engine.value}",
             f"  variant    {program.layout}, {program.variant}: {program.why}",
-            f"  bytes      read {read * passes}, written {written}; "
+            f"  bytes      read {read + again}, written {written}; "
             f"fewest possible {read} and {written}",
             f"  workspace  {program.workspace_bytes} bytes (any layout: {self._workspace_size})",
             f"  guarantee  relative error {promise.relative_error:.3g}, "
@@ -377,9 +381,19 @@ class Plan:
         return f"<{self._me} {self._desc.op} {self._desc.element.value} on {self._device}>"
 
 
-@lru_cache(maxsize=_PLAN_LIMIT)
+_plans: dict[Any, Any] = {}
+
+
 def _shared_plan(cls: Any, desc: Any, device: str, preference: PlanPreference) -> Any:
-    return cls(desc, device, preference)
+    key = (cls, desc, device, preference)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = cls(desc, device, preference)
+        if len(_plans) >= _PLAN_LIMIT:
+            _plans.clear()
+        # Two threads may have made one each: both get the first that was put here.
+        plan = _plans.setdefault(key, plan)
+    return plan
 
 
 class SoftmaxBackwardPlan(Plan):

@@ -23,6 +23,7 @@ class ReferenceProgram:
     variant = "numpy"
     why = "the definitions of the contract in plain NumPy, chosen by preference"
     workspace_bytes = 0
+    reads: Mapping[str, int] = {}
 
     def __init__(self, desc: Any, index_shape: Sequence[int] | None) -> None:
         self._desc = desc

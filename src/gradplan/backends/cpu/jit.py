@@ -136,20 +136,21 @@ def _object_code(name: str, build: Callable[[], Any]) -> tuple[str, bytes]:
         return _compile(build)
     try:
         stored = path.read_bytes()
-        check, symbol, code = stored[:64], *stored[65:].split(b"\n", 1)
-        # A file cut short by a full disk must not be loaded.
-        if hashlib.sha256(code).hexdigest().encode() == check:
+        check, content = stored[:64], stored[64:]
+        # A file cut short by a full disk, or damaged, must not be loaded.
+        if hashlib.sha256(content).hexdigest().encode() == check:
+            symbol, code = content.split(b"\n", 1)
             return symbol.decode(), code
     except (OSError, ValueError):
         pass
     symbol_text, code = _compile(build)
-    check = hashlib.sha256(code).hexdigest().encode()
+    content = symbol_text.encode() + b"\n" + code
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             temporary = file.name
-            file.write(check + b"\n" + symbol_text.encode() + b"\n" + code)
+            file.write(hashlib.sha256(content).hexdigest().encode() + content)
         os.replace(temporary, path)
     except OSError:  # read-only or full: the kernel still runs, from memory
         if temporary is not None:

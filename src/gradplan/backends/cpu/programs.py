@@ -59,6 +59,8 @@ class Program:
     launches: tuple[tuple[int, int, int], ...]
     """(phase, units, grain), one after the other."""
     workspace_bytes: int
+    reads: Mapping[str, int]
+    """How often each input comes from memory; once, where not named."""
     layout: str
     variant: str
     why: str
@@ -109,6 +111,7 @@ def _empty() -> Program:
         offsets=(),
         launches=(),
         workspace_bytes=0,
+        reads={},
         layout="empty",
         variant="none",
         why="there are no elements",
@@ -270,6 +273,8 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         ),
         launches=tuple(launches),
         workspace_bytes=workspace,
+        # A row stays in the cache between its state and its map; many side by side do not.
+        reads=dict.fromkeys(("dy", "x", "y"), 2) if workspace or columns else {},
         layout=layout,
         variant=variant,
         why=_why_rows(layout, pattern, chunks, width),
@@ -426,6 +431,11 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         offsets=tuple(start * item for start in starts),
         launches=tuple(launches),
         workspace_bytes=workspace,
+        reads={
+            "dy": 2 if split else 1,
+            "x": (5 if split else 2) if recomputes else 2 if split else 1,
+            "y": 2 if split else 1,
+        },
         layout=layout,
         variant=variant,
         why=why,
@@ -450,9 +460,7 @@ def _prepare_segments(
     n, rows, columns = desc.num_indices, desc.num_embeddings, desc.embedding_dim
     if rows * columns == 0 or (n == 0 and desc.accumulate):
         return _empty()
-    shift, key_bits = max(n - 1, 0).bit_length(), max(rows - 1, 1).bit_length()
-    if shift + key_bits > 62:
-        raise Unsupported(f"embedding: {rows} rows and {n} indices need more than 62 bits")
+    shift, key_bits = _sort_bits(desc)
     *dout, dout_column = strides["dout"]
     table_row, table_column = strides["dweight"]
     unit = columns == 1 or (dout_column == 1 and table_column == 1)
@@ -484,11 +492,23 @@ def _prepare_segments(
         offsets=(0, 0, 0, 0),
         launches=((at.PARTIAL, 1, 1), _launch(at.APPLY, units, elements)),
         workspace_bytes=_segment_workspace(n),
+        reads={},
         layout="rows" if unit else "strided",
         variant="sorted",
         why=f"indices are sorted, then each row is summed in their order, {_SEGMENT_SLICE} "
         "columns at a time",
     )
+
+
+def _sort_bits(desc: EmbeddingBackwardDescriptor) -> tuple[int, int]:
+    """Bits that number the positions and the rows in one sort word."""
+    n, rows = desc.num_indices, desc.num_embeddings
+    shift, key_bits = max(n - 1, 0).bit_length(), max(rows - 1, 1).bit_length()
+    if shift + key_bits > 62:
+        raise Unsupported(
+            f"EmbeddingBackwardPlan: {rows} rows and {n} indices need more than 62 bits to number"
+        )
+    return shift, key_bits
 
 
 def _segment_workspace(n: int) -> int:
@@ -512,6 +532,7 @@ def _segments_kernel(name: str, arguments: tuple[Any, ...]) -> Kernel:
 def workspace_bound(desc: Any) -> int:
     """The most workspace that any layout of the problem needs, in bytes."""
     if isinstance(desc, EmbeddingBackwardDescriptor):
+        _sort_bits(desc)
         return _segment_workspace(desc.num_indices)
     shape, axes = desc.shape_and_axes
     total = _product(shape)

@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ....kinds import BinaryKind, ElementKind, Named, ReduceKind, ScanKind, SoftmaxKind, TieRule
+from ....kinds import (
+    BinaryKind,
+    ElementKind,
+    Named,
+    ReduceKind,
+    ScanKind,
+    SoftmaxKind,
+    TieRule,
+)
 from .device import inlined, ordered
 from .exponential import exp_f32, exp_f64, exp_mixed
 from .lowlevel import bits_of_f64, f64_of_bits
@@ -73,6 +81,9 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
     wide = is_wide(kind, element, ties)
     real = np.float64 if wide else np.float32
     zero, one = real(0), real(1)
+    # f32 in f64 and f16 in f32 leave so much room that 1 / y can neither overflow nor lose bits:
+    # there a division a row replaces one an element.
+    roomy = element in (ElementKind.F32, ElementKind.F16)
     # exp of a stored value, and of a difference (which has more bits than f32 holds).
     exp_stored = {ElementKind.F64: exp_f64, ElementKind.F32: _exp_of_f32}.get(element, exp_f32)
     exp_difference = {ElementKind.F64: exp_f64, ElementKind.F32: exp_mixed}.get(element, exp_f32)
@@ -115,9 +126,10 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         return MapFormula(uses="dy", apply=inlined(apply))
 
     if kind == ReduceKind.MEAN:  # p = n
+        exact = element is ElementKind.F64
 
         def apply(r, dy, x, y, i, p, q, is_easy):
-            return dy / p
+            return dy / p if exact else dy * (one / p)
 
         return MapFormula(uses="dy", apply=inlined(apply))
 
@@ -125,7 +137,8 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
 
         def apply(r, dy, x, y, i, p, q, is_easy):
             # x / y first: it is at most 1, where dy · x might overflow.
-            return zero if y == zero else dy * (x / y)
+            ratio = x * (one / y) if roomy else x / y
+            return zero if y == zero else dy * ratio
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
 
@@ -143,8 +156,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (s[0] + x,)
 
         def apply(r, dy, x, y, i, p, q, is_easy):
-            half = (x - r[0]) / p
-            return dy * (half + half)
+            return dy * ((x - r[0]) * ((one + one) / p))
 
         return _row("dy x", step, _mean, apply)
 
@@ -154,8 +166,13 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (s[0] + x,)
 
         def apply(r, dy, x, y, i, p, q, is_easy):
-            # (x − mean) / y is at most √n in size, where m · y might underflow.
-            return zero if y == zero else dy * ((x - r[0]) / y / p)
+            deviation = x - r[0]
+            if y == zero:
+                return zero
+            if roomy:
+                return dy * deviation * (one / (p * y))
+            # deviation / y is at most √n in size, where m · y might underflow.
+            return dy * (one / p) * (deviation / y)
 
         return _row("dy x y", step, _mean, apply)
 

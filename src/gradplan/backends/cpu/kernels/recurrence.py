@@ -36,7 +36,7 @@ from .lowlevel import (
     make_tuple_memory,
     meta,
 )
-from .rows import offset_of
+from .rows import place
 
 TILE = 2048
 MAX_LANES = 512
@@ -108,7 +108,11 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
 
         return fill
 
-    fill_d, fill_x, fill_y = mover(d_store, "a"), mover(x_store, "b"), mover(y_store, "c")
+    fill_d, fill_x, fill_y = (
+        mover(d_store, "a"),
+        mover(x_store, "b"),
+        mover(y_store, "c"),
+    )
     _, turn_back = make_transposers(element, "a")
 
     @inlined
@@ -210,7 +214,11 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                 s = merge(s, own)
 
     def recurrence(call, slot, lo, hi):
-        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
+        m, ws, phase = (
+            meta(call, at.META),
+            meta(call, at.WORKSPACE),
+            meta(call, at.PHASE),
+        )
         if phase == at.COMBINE:
             combine(m, ws, lo, hi)
             return
@@ -258,14 +266,11 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                     length = n - lanes * chunk
                 begins = 1 if j0 == 0 else 0
                 c0, c_step = q * chunks + j0, 1
-            dy = meta(call, at.DY) + size * (j0 * jd + offset_of(m, at.MORE_ACROSS_AT, more, q, 1))
-            x = meta(call, at.X) + size * (j0 * jx + offset_of(m, at.MORE_ACROSS_AT, more, q, 2))
-            y = meta(call, at.Y) + size * (j0 * jy + offset_of(m, at.MORE_ACROSS_AT, more, q, 3))
-            o = meta(call, at.OUT) + size * (j0 * jo + offset_of(m, at.MORE_ACROSS_AT, more, q, 4))
-            dy += size * k_start * kd
-            x += size * k_start * kx
-            y += size * k_start * ky
-            o += size * k_start * ko
+            base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, j0, q)
+            dy = meta(call, at.DY) + size * (base[0] + k_start * kd)
+            x = meta(call, at.X) + size * (base[1] + k_start * kx)
+            y = meta(call, at.Y) + size * (base[2] + k_start * ky)
+            o = meta(call, at.OUT) + size * (base[3] + k_start * ko)
             tiles = (length + steps - 1) // steps
             for j in range(w):
                 carry_store(carry, j, _NOTHING)
@@ -283,8 +288,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                     count = min(steps, length - k0)
                     if phase != at.FORWARD:
                         for j in range(w):
-                            place = tile * w * width_of_state + j
-                            kept_store(checkpoints, place, w, state_load(states, j, pitch))
+                            spot = tile * w * width_of_state + j
+                            kept_store(checkpoints, spot, w, state_load(states, j, pitch))
                         if tile + 1 == tiles:
                             break
                     fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
@@ -294,8 +299,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                         state_store(states, j, pitch, s)
                 if phase == at.FORWARD:
                     for j in range(w):
-                        place = (c0 + j * c_step) * width_of_state
-                        kept_store(chunk_states, place, 1, state_load(states, j, pitch))
+                        spot = (c0 + j * c_step) * width_of_state
+                        kept_store(chunk_states, spot, 1, state_load(states, j, pitch))
                     continue
             for back in range(tiles):
                 tile = tiles - 1 - back
@@ -306,8 +311,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                     fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
                 if recomputes:
                     for j in range(w):
-                        place = tile * w * width_of_state + j
-                        state_store(states, j, pitch, kept_load(checkpoints, place, w))
+                        spot = tile * w * width_of_state + j
+                        state_store(states, j, pitch, kept_load(checkpoints, spot, w))
                     run_forward(xs, states, count, w)
                 elif stateful:
                     fill_y(states + 8 * w, y + size * k0 * ky, ky, jy, count, w)

@@ -38,18 +38,35 @@ MAX_LANES = 512
 
 
 @inlined
-def offset_of(m: int, entries: int, count: int, q: int, operand: int) -> int:
-    """The offset of index q over `count` dimensions, innermost first, for one operand."""
-    offset = 0
-    for d in range(count):
-        entry = entries + d * at.DIM_WORDS
-        if d + 1 < count:
+def place(m, innermost, more_at, more, i, q):
+    """Where index i of the innermost dimension and q of the others lies, for each operand.
+
+    The offsets of dy, x, y, out, out2 and of the tie rules' index, in elements.
+    """
+    o1, o2, o3 = (
+        i * meta(m, innermost + 1),
+        i * meta(m, innermost + 2),
+        i * meta(m, innermost + 3),
+    )
+    o4, o5, o6 = (
+        i * meta(m, innermost + 4),
+        i * meta(m, innermost + 5),
+        i * meta(m, innermost + 6),
+    )
+    for d in range(more):
+        entry = more_at + d * at.DIM_WORDS
+        index = q
+        if d + 1 < more:  # the outermost needs no division
             extent = meta(m, entry)
-            offset += (q % extent) * meta(m, entry + operand)
-            q //= extent
-        else:
-            offset += q * meta(m, entry + operand)
-    return offset
+            q = index // extent
+            index -= q * extent
+        o1 += index * meta(m, entry + 1)
+        o2 += index * meta(m, entry + 2)
+        o3 += index * meta(m, entry + 3)
+        o4 += index * meta(m, entry + 4)
+        o5 += index * meta(m, entry + 5)
+        o6 += index * meta(m, entry + 6)
+    return o1, o2, o3, o4, o5, o6
 
 
 def build(
@@ -117,118 +134,6 @@ def build(
         def finish(s, n):
             return s
 
-    if not columns:
-
-        @inlined
-        def gather(m, dy, x, y, bd, bx, by, e0, e1):
-            # The state of elements e0..e1 of the row at these offsets.
-            p = real(meta_float(m, at.PARAM))
-            inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
-            sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
-            si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
-            s = first
-            e = e0
-            while e < e1:
-                q = e // inner
-                lo = e - q * inner
-                hi = min(inner, lo + e1 - e)
-                od = bd if scalars else bd + offset_of(m, at.MORE_AXIS_AT, more, q, 1)
-                ox = bx + offset_of(m, at.MORE_AXIS_AT, more, q, 2) if uses_x else 0
-                oy = by
-                if uses_y and not scalars:
-                    oy = by + offset_of(m, at.MORE_AXIS_AT, more, q, 3)
-                oi = offset_of(m, at.MORE_AXIS_AT, more, q, 6) if indexed else 0
-                row_dy = load(dy, od) if scalars else zero
-                row_y = load(y, oy) if scalars and uses_y else zero
-                for b in range(lo, hi, _BLOCK):
-                    t = first_block
-                    for k in range(b, min(hi, b + _BLOCK)):
-                        vd = row_dy if scalars else load(dy, od + k * sd)
-                        vx = load(x, ox + k * sx) if uses_x else zero
-                        vy = row_y
-                        if uses_y and not scalars:
-                            vy = load(y, oy + k * sy)
-                        t = step(t, vd, vx, vy, float(oi + k * si), p)
-                    s = merge(s, t)
-                e += hi - lo
-            return s
-
-        @inlined
-        def scatter(m, s, dy, x, y, out, out2, bd, bx, by, bo, bo2, e0, e1):
-            p, q2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
-            inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
-            sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
-            so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
-            si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
-            r = narrow(s)
-            is_easy = easy(s)
-            e = e0
-            while e < e1:
-                q = e // inner
-                lo = e - q * inner
-                hi = min(inner, lo + e1 - e)
-                od = bd if scalars else bd + offset_of(m, at.MORE_AXIS_AT, more, q, 1)
-                ox = bx + offset_of(m, at.MORE_AXIS_AT, more, q, 2) if uses_x else 0
-                oy = by
-                if uses_y and not scalars:
-                    oy = by + offset_of(m, at.MORE_AXIS_AT, more, q, 3)
-                oo = bo + offset_of(m, at.MORE_AXIS_AT, more, q, 4)
-                oo2 = bo2 + offset_of(m, at.MORE_AXIS_AT, more, q, 5) if two else 0
-                oi = offset_of(m, at.MORE_AXIS_AT, more, q, 6) if indexed else 0
-                row_dy = load(dy, od) if scalars else zero
-                row_y = load(y, oy) if scalars and uses_y else zero
-                for k in range(lo, hi):
-                    vd = row_dy if scalars else load(dy, od + k * sd)
-                    vx = load(x, ox + k * sx) if uses_x else zero
-                    vy = row_y
-                    if uses_y and not scalars:
-                        vy = load(y, oy + k * sy)
-                    i = float(oi + k * si)
-                    if two:
-                        second = apply2(r, vd, vx, vy, i, p, q2, is_easy)
-                        store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2, is_easy))
-                        store(out2, oo2 + k * so2, second)
-                    else:
-                        store(out, oo + k * so, apply(r, vd, vx, vy, i, p, q2, is_easy))
-                e += hi - lo
-
-        def rows(call, slot, lo, hi):
-            m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
-            dy, x, y = meta(call, at.DY), meta(call, at.X), meta(call, at.Y)
-            out, out2 = meta(call, at.OUT), meta(call, at.OUT2)
-            n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
-            if phase == at.COMBINE:
-                combine(ws, n, chunks, lo, hi)
-                return
-            across, more = meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
-            for u in range(lo, hi):
-                row = u // chunks
-                e0 = (u - row * chunks) * chunk
-                e1 = min(n, e0 + chunk)
-                q = row // across
-                j = row - q * across
-                bd = j * meta(m, at.ACROSS + 1) + offset_of(m, at.MORE_ACROSS_AT, more, q, 1)
-                bx = by = bo2 = 0
-                if uses_x:
-                    bx = j * meta(m, at.ACROSS + 2) + offset_of(m, at.MORE_ACROSS_AT, more, q, 2)
-                if uses_y:
-                    by = j * meta(m, at.ACROSS + 3) + offset_of(m, at.MORE_ACROSS_AT, more, q, 3)
-                bo = j * meta(m, at.ACROSS + 4) + offset_of(m, at.MORE_ACROSS_AT, more, q, 4)
-                if two:
-                    bo2 = j * meta(m, at.ACROSS + 5) + offset_of(m, at.MORE_ACROSS_AT, more, q, 5)
-                s = first
-                if has_state:
-                    if phase == at.APPLY:
-                        s = state_load(ws, row * chunks * slots, 1)
-                    else:
-                        s = gather(m, dy, x, y, bd, bx, by, e0, e1)
-                    if phase == at.PARTIAL:
-                        state_store(ws, u * slots, 1, s)
-                        continue
-                    if phase == at.FUSED:
-                        s = finish(s, float(n))
-                scatter(m, s, dy, x, y, out, out2, bd, bx, by, bo, bo2, e0, e1)
-
     @inlined
     def combine(ws, n, chunks, lo, hi):
         for row in range(lo, hi):
@@ -237,103 +142,210 @@ def build(
                 s = merge(s, state_load(ws, (row * chunks + c) * slots, 1))
             state_store(ws, row * chunks * slots, 1, finish(s, float(n)))
 
-    if not columns:
-        return rows
+    @inlined
+    def values(dy, x, y, od, ox, oy, row_dy, row_y):
+        vd = row_dy if scalars else load(dy, od)
+        vx = load(x, ox) if uses_x else zero
+        vy = row_y
+        if uses_y and not scalars:
+            vy = load(y, oy)
+        return vd, vx, vy
 
-    scratch = make_scratch(2 * MAX_LANES * slots)
-    block_load, block_store = make_tuple_memory(slots, "tile a")
+    @inlined
+    def gather(m, dy, x, y, base, e0, e1):
+        # The state of elements e0..e1 of the row at these offsets.
+        p = real(meta_float(m, at.PARAM))
+        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
+        si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
+        row_dy = load(dy, base[0]) if scalars else zero
+        row_y = load(y, base[2]) if scalars and uses_y else zero
+        s = first
+        e = e0
+        while e < e1:
+            q = e // inner
+            lo = e - q * inner
+            hi = min(inner, lo + e1 - e)
+            o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
+            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], o[5]
+            for b in range(lo, hi, _BLOCK):
+                t = first_block
+                for k in range(b, min(hi, b + _BLOCK)):
+                    vd, vx, vy = values(
+                        dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y
+                    )
+                    t = step(t, vd, vx, vy, float(oi + k * si), p)
+                s = merge(s, t)
+            e += hi - lo
+        return s
 
-    def side_by_side(call, slot, lo, hi):
-        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
-        dy, x, y, out = meta(call, at.DY), meta(call, at.X), meta(call, at.Y), meta(call, at.OUT)
+    @inlined
+    def scatter(m, s, dy, x, y, out, out2, base, e0, e1):
+        # The outputs of elements e0..e1, given the row's state.
+        p, p2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
+        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
+        so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
+        si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
+        row_dy = load(dy, base[0]) if scalars else zero
+        row_y = load(y, base[2]) if scalars and uses_y else zero
+        r = narrow(s)
+        is_easy = easy(s)
+        e = e0
+        while e < e1:
+            q = e // inner
+            lo = e - q * inner
+            hi = min(inner, lo + e1 - e)
+            o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
+            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], o[5]
+            oo, oo2 = base[3] + o[3], base[4] + o[4]
+            for k in range(lo, hi):
+                vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y)
+                i = float(oi + k * si)
+                dx = apply(r, vd, vx, vy, i, p, p2, is_easy)
+                if two:  # both before the first store, which may be in the place of dy
+                    dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy)
+                    store(out2, oo2 + k * so2, dx2)
+                store(out, oo + k * so, dx)
+            e += hi - lo
+
+    def rows(call, slot, lo, hi):
+        m, ws, phase = (
+            meta(call, at.META),
+            meta(call, at.WORKSPACE),
+            meta(call, at.PHASE),
+        )
+        dy, x, y = meta(call, at.DY), meta(call, at.X), meta(call, at.Y)
+        out, out2 = meta(call, at.OUT), meta(call, at.OUT2)
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
         if phase == at.COMBINE:
             combine(ws, n, chunks, lo, hi)
             return
+        across, more = meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
+        for u in range(lo, hi):
+            row = u // chunks
+            e0 = (u - row * chunks) * chunk
+            e1 = min(n, e0 + chunk)
+            q = row // across
+            base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, row - q * across, q)
+            s = first
+            if has_state:
+                if phase == at.APPLY:
+                    s = state_load(ws, row * chunks * slots, 1)
+                else:
+                    s = gather(m, dy, x, y, base, e0, e1)
+                if phase == at.PARTIAL:
+                    state_store(ws, u * slots, 1, s)
+                    continue
+                if phase == at.FUSED:
+                    s = finish(s, float(n))
+            scatter(m, s, dy, x, y, out, out2, base, e0, e1)
+
+    if not columns:
+        return rows
+
+    # One array of states for the units' rows so far, one for the current block of steps.
+    scratch = make_scratch(2 * MAX_LANES * slots)
+    block_load, block_store = make_tuple_memory(slots, "tile a")
+
+    @inlined
+    def gather_lanes(m, dy, x, y, base, e0, e1, w, state, block):
+        p = real(meta_float(m, at.PARAM))
+        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        jd, jx, jy = (
+            stride(m, at.ACROSS, 1),
+            stride(m, at.ACROSS, 2),
+            stride(m, at.ACROSS, 3),
+        )
+        for j in range(w):
+            state_store(state, j, MAX_LANES, first)
+        for b in range(e0, e1, _BLOCK):
+            for j in range(w):
+                block_store(block, j, MAX_LANES, first)
+            for e in range(b, min(e1, b + _BLOCK)):
+                q = e // inner
+                o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
+                od, ox, oy, i = (
+                    base[0] + o[0],
+                    base[1] + o[1],
+                    base[2] + o[2],
+                    float(o[5]),
+                )
+                for j in range(w):
+                    vd, vx, vy = values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, zero, zero)
+                    s = block_load(block, j, MAX_LANES)
+                    block_store(block, j, MAX_LANES, step(s, vd, vx, vy, i, p))
+            for j in range(w):
+                s = merge(state_load(state, j, MAX_LANES), block_load(block, j, MAX_LANES))
+                state_store(state, j, MAX_LANES, s)
+
+    @inlined
+    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state):
         p, p2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
+        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        jd, jx, jy = (
+            stride(m, at.ACROSS, 1),
+            stride(m, at.ACROSS, 2),
+            stride(m, at.ACROSS, 3),
+        )
+        jo = stride(m, at.ACROSS, 4)
+        is_easy = True  # for all lanes, or for none
+        for j in range(w):
+            is_easy &= easy(state_load(state, j, MAX_LANES))
+        for e in range(e0, e1):
+            q = e // inner
+            o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
+            od, ox, oy, i = base[0] + o[0], base[1] + o[1], base[2] + o[2], float(o[5])
+            oo = base[3] + o[3]
+            for j in range(w):
+                vd, vx, vy = values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, zero, zero)
+                r = narrow(state_load(state, j, MAX_LANES))
+                store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
+
+    def side_by_side(call, slot, lo, hi):
+        m, ws, phase = (
+            meta(call, at.META),
+            meta(call, at.WORKSPACE),
+            meta(call, at.PHASE),
+        )
+        dy, x, y, out = (
+            meta(call, at.DY),
+            meta(call, at.X),
+            meta(call, at.Y),
+            meta(call, at.OUT),
+        )
+        n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
+        if phase == at.COMBINE:
+            combine(ws, n, chunks, lo, hi)
+            return
         across, more = meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
         width, blocks = meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
-        inner, more_axis = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
-        jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
-        jo = stride(m, at.ACROSS, 4)
         state = scratch()
         block = state + 8 * MAX_LANES * slots
         for u in range(lo, hi):
             group = u // chunks
-            e0 = (u - group * chunks) * chunk
+            c = u - group * chunks
+            e0 = c * chunk
             e1 = min(n, e0 + chunk)
             q = group // blocks
             j0 = (group - q * blocks) * width
             w = min(width, across - j0)
             row0 = q * across + j0
-            bd = j0 * jd + offset_of(m, at.MORE_ACROSS_AT, more, q, 1)
-            bx = j0 * jx + offset_of(m, at.MORE_ACROSS_AT, more, q, 2) if uses_x else 0
-            by = j0 * jy + offset_of(m, at.MORE_ACROSS_AT, more, q, 3) if uses_y else 0
-            bo = j0 * jo + offset_of(m, at.MORE_ACROSS_AT, more, q, 4)
+            base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, j0, q)
             if phase == at.APPLY:
                 for j in range(w):
                     s = state_load(ws, (row0 + j) * chunks * slots, 1)
                     state_store(state, j, MAX_LANES, s)
             else:
-                for j in range(w):
-                    state_store(state, j, MAX_LANES, first)
-                for b in range(e0, e1, _BLOCK):
-                    for j in range(w):
-                        block_store(block, j, MAX_LANES, first)
-                    for e in range(b, min(e1, b + _BLOCK)):
-                        a = e // inner
-                        k = e - a * inner
-                        od = bd + k * meta(m, at.AXIS + 1)
-                        ox = bx + k * meta(m, at.AXIS + 2)
-                        oy = by + k * meta(m, at.AXIS + 3)
-                        oi = k * meta(m, at.AXIS + at.S_INDEX)
-                        if more_axis > 0:
-                            od += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 1)
-                            ox += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 2)
-                            oy += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 3)
-                            oi += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 6)
-                        i = float(oi)
-                        for j in range(w):
-                            vd = load(dy, od + j * jd)
-                            vx = load(x, ox + j * jx) if uses_x else zero
-                            vy = load(y, oy + j * jy) if uses_y else zero
-                            s = block_load(block, j, MAX_LANES)
-                            block_store(block, j, MAX_LANES, step(s, vd, vx, vy, i, p))
-                    for j in range(w):
-                        s = merge(state_load(state, j, MAX_LANES), block_load(block, j, MAX_LANES))
-                        state_store(state, j, MAX_LANES, s)
+                gather_lanes(m, dy, x, y, base, e0, e1, w, state, block)
                 if phase == at.PARTIAL:
                     for j in range(w):
                         s = state_load(state, j, MAX_LANES)
-                        place = ((row0 + j) * chunks + (u - group * chunks)) * slots
-                        state_store(ws, place, 1, s)
+                        state_store(ws, ((row0 + j) * chunks + c) * slots, 1, s)
                     continue
                 for j in range(w):
                     s = finish(state_load(state, j, MAX_LANES), float(n))
                     state_store(state, j, MAX_LANES, s)
-            is_easy = True  # for all lanes, or for none
-            for j in range(w):
-                is_easy &= easy(state_load(state, j, MAX_LANES))
-            for e in range(e0, e1):
-                a = e // inner
-                k = e - a * inner
-                od = bd + k * meta(m, at.AXIS + 1)
-                ox = bx + k * meta(m, at.AXIS + 2)
-                oy = by + k * meta(m, at.AXIS + 3)
-                oo = bo + k * meta(m, at.AXIS + 4)
-                oi = k * meta(m, at.AXIS + at.S_INDEX)
-                if more_axis > 0:
-                    od += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 1)
-                    ox += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 2)
-                    oy += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 3)
-                    oo += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 4)
-                    oi += offset_of(m, at.MORE_AXIS_AT, more_axis, a, 6)
-                i = float(oi)
-                for j in range(w):
-                    vd = load(dy, od + j * jd)
-                    vx = load(x, ox + j * jx) if uses_x else zero
-                    vy = load(y, oy + j * jy) if uses_y else zero
-                    r = narrow(state_load(state, j, MAX_LANES))
-                    store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
+            scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state)
 
     return side_by_side

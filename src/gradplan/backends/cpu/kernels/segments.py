@@ -25,7 +25,7 @@ from .lowlevel import (
     make_tile,
     meta,
 )
-from .rows import offset_of
+from .rows import place
 
 SLICE = 128
 BLOCK = 64
@@ -44,24 +44,24 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
     sums = make_scratch(SLICE)
 
     @inlined
-    def place_of(m, i, operand):
-        more = meta(m, at.MORE_INDEX)
-        if more == 0:
-            return i * meta(m, at.AXIS + operand)
+    def place_of(m, i):
         extent = meta(m, at.AXIS)
         q = i // extent
-        inner = (i - q * extent) * meta(m, at.AXIS + operand)
-        return inner + offset_of(m, at.MORE_AXIS_AT, more, q, operand)
+        return place(m, at.AXIS, at.MORE_AXIS_AT, meta(m, at.MORE_INDEX), i - q * extent, q)
 
     @inlined
     def sort(m, ws, indices):
         n, rows = meta(m, at.EXTENT), meta(m, at.ROWS)
-        padding, shift, bits = meta(m, at.PADDING), meta(m, at.SHIFT), meta(m, at.KEY_BITS)
+        padding, shift, bits = (
+            meta(m, at.PADDING),
+            meta(m, at.SHIFT),
+            meta(m, at.KEY_BITS),
+        )
         words, spare = ws + meta(m, at.WORDS_AT), ws + meta(m, at.SPARE_AT)
         starts = ws + meta(m, at.STARTS_AT)
         kept = 0
         for i in range(n):
-            at_index = place_of(m, i, at.S_X)
+            at_index = place_of(m, i)[1]
             key = int_load(indices, at_index) if wide_index else int(int32_load(indices, at_index))
             if key >= 0 and key < rows and key != padding:
                 int_store(words, kept, (key << shift) | i)
@@ -81,9 +81,9 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
             for i in range(kept):
                 word = int_load(words, i)
                 digit = (word >> low) & (_DIGITS - 1)
-                place = int_load(count, digit)
-                int_store(count, digit, place + 1)
-                int_store(spare, place, word)
+                spot = int_load(count, digit)
+                int_store(count, digit, spot + 1)
+                int_store(spare, spot, word)
             words, spare = spare, words
         segments = 0
         last = -1
@@ -98,7 +98,11 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         int_store(ws, 1, words)
 
     def segments(call, slot, lo, hi):
-        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
+        m, ws, phase = (
+            meta(call, at.META),
+            meta(call, at.WORKSPACE),
+            meta(call, at.PHASE),
+        )
         if phase == at.PARTIAL:
             sort(m, ws, meta(call, at.X))
             return
@@ -107,7 +111,10 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         shift, slices = meta(m, at.SHIFT), meta(m, at.LANE_BLOCKS)
         accumulate, by_count = meta(m, at.ACCUMULATE), meta(m, at.BY_COUNT)
         dc = 1 if unit else meta(m, at.ACROSS + at.S_DY)
-        tn, tc = meta(m, at.AXIS + at.S_OUT), 1 if unit else meta(m, at.ACROSS + at.S_OUT)
+        tn, tc = (
+            meta(m, at.AXIS + at.S_OUT),
+            1 if unit else meta(m, at.ACROSS + at.S_OUT),
+        )
         starts = ws + meta(m, at.STARTS_AT)
         count, words = int_load(ws, 0), int_load(ws, 1)
         mask = (1 << shift) - 1
@@ -117,7 +124,10 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
             c0 = (u - block * slices) * SLICE
             width = min(SLICE, columns - c0)
             # Targets are the named rows where we add, and all rows where we overwrite.
-            first, limit = block * BLOCK, min(block * BLOCK + BLOCK, count if accumulate else rows)
+            first, limit = (
+                block * BLOCK,
+                min(block * BLOCK + BLOCK, count if accumulate else rows),
+            )
             segment = first
             if not accumulate:
                 segment, above = 0, count  # the first segment at or after this row
@@ -130,7 +140,10 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
             for target in range(first, limit):
                 row, begin, end = target, 0, 0
                 if segment < count:
-                    begin, end = int_load(starts, segment), int_load(starts, segment + 1)
+                    begin, end = (
+                        int_load(starts, segment),
+                        int_load(starts, segment + 1),
+                    )
                     key = int_load(words, begin) >> shift
                     if accumulate:
                         row = key
@@ -141,17 +154,17 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                 for c in range(width):
                     acc_store(acc, c, 0.0)
                 for i in range(begin, end):
-                    source = place_of(m, int_load(words, i) & mask, at.S_DY) + c0 * dc
+                    source = place_of(m, int_load(words, i) & mask)[0] + c0 * dc
                     for c in range(width):
                         acc_store(acc, c, acc_load(acc, c) + load(dout, source + c * dc))
-                place = row * tn + c0 * tc
+                here = row * tn + c0 * tc
                 if by_count and end > begin:
                     for c in range(width):
                         acc_store(acc, c, acc_load(acc, c) / float(end - begin))
                 if accumulate:
                     for c in range(width):
-                        acc_store(acc, c, acc_load(acc, c) + old(table, place + c * tc))
+                        acc_store(acc, c, acc_load(acc, c) + old(table, here + c * tc))
                 for c in range(width):
-                    store(table, place + c * tc, acc_load(acc, c))
+                    store(table, here + c * tc, acc_load(acc, c))
 
     return segments

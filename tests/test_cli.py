@@ -1,0 +1,183 @@
+"""The command line: what it prints, what it returns, and that a wrong kernel is found out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gradplan as gp
+from gradplan import cases, cli, verify
+from gradplan.errors import Unsupported
+from gradplan.registry import ELEMENTS, KINDS
+
+QUICK = ["verify", "--quick", "--jobs", "1", "--kind", "mean"]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as done:
+        cli.main(["--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out == f"gradplan {gp.__version__}\n"
+
+
+def test_list_shows_every_kind(capsys):
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for spec in KINDS.values():
+        assert spec.function in shown
+        assert spec.formula in shown
+
+
+def test_list_as_json_is_the_registry(capsys):
+    assert cli.main(["list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["kind"] for row in rows] == [spec.kind.value for spec in KINDS.values()]
+    found = next(row for row in rows if row["kind"] == "cummax")
+    assert found["needs_x"] == "yes"
+    assert found["needs_y"] == "optional"
+    assert found["ties"] == ["first", "last"]
+    assert found["elements"] == [element.value for element in ELEMENTS]
+
+
+def test_verify_shows_a_table(capsys):
+    assert cli.main([*QUICK, "--kind", "sum"]) == 0
+    shown = capsys.readouterr().out
+    assert "mean" in shown
+    assert "ok" in shown
+    assert "MISS" not in shown
+    assert "within their guarantees" in shown
+
+
+def test_verify_as_json(capsys):
+    assert cli.main([*QUICK, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert report["device"] == "cpu"
+    (row,) = report["rows"]
+    assert row["kind"] == "mean"
+    assert 0 < row["worst_error"] <= row["guarantee"]
+    assert row["share"] == row["worst_error"] / row["guarantee"]
+    assert row["misses"] == []
+
+
+def wrong(monkeypatch, damage):
+    """Let every plan run and then damage what it wrote."""
+    run = cases.Problem.run
+
+    def broken(problem, device="cpu"):
+        run(problem, device)
+        damage(problem)
+
+    monkeypatch.setattr(cases.Problem, "run", broken)
+
+
+def one_value(problem):
+    problem.arrays["dx"].reshape(-1)[-1] *= 1.5
+
+
+def one_lost_nan(problem):
+    dx = problem.arrays["dx"]
+    dx[np.isnan(dx)] = 0
+
+
+def one_unwritten(problem):
+    dx = problem.arrays["dx"]
+    dx.view(f"u{dx.itemsize}").reshape(-1)[0] = cases._POISON[problem.desc.element]
+
+
+def one_beside(problem):
+    dx = problem.arrays["dx"]
+    np.lib.stride_tricks.as_strided(dx, (dx.size + 1,), (dx.itemsize,))[-1] = 0
+
+
+def one_input(problem):
+    problem.arrays["dy"].reshape(-1)[0] = 0
+
+
+@pytest.mark.parametrize("damage", [one_value, one_lost_nan, one_unwritten, one_beside, one_input])
+def test_a_wrong_kernel_is_a_miss(monkeypatch, capsys, damage):
+    wrong(monkeypatch, damage)
+    assert cli.main(QUICK) == 1
+    shown = capsys.readouterr().out
+    assert "MISS" in shown
+    assert "cases missed" in shown
+    assert cli.main([*QUICK, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert report["rows"][0]["misses"]
+
+
+def test_an_error_is_a_miss(monkeypatch, capsys):
+    def failing(problem):
+        raise gp.KernelFailure(7, "the launch failed")
+
+    wrong(monkeypatch, failing)
+    assert cli.main(QUICK) == 1
+    assert "KernelFailure: the launch failed" in capsys.readouterr().out
+
+
+def test_quick_covers_every_kind_and_every_element():
+    todo = verify.tasks(quick=True)
+    assert {task.kind for task in todo} == {spec.kind for spec in KINDS.values()}
+    assert {task.element for task in todo} == set(ELEMENTS)
+    assert len(todo) <= 30
+
+
+def test_all_covers_every_kind_with_every_element():
+    pairs = {(task.kind, task.element) for task in verify.tasks()}
+    assert pairs == {(spec.kind, element) for spec in KINDS.values() for element in ELEMENTS}
+
+
+def test_processes_share_the_work():
+    todo = [task for task in verify.tasks(quick=True) if task.kind in ("sum", "mean")]
+    rows = list(verify.verify(todo, jobs=2))
+    assert {row.kind for row in rows} == {"sum", "mean"}
+    assert all(row.ok for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["verify", "--device", "tpu"], "device 'tpu'"),
+        (["verify", "--kind", "median"], "no kind 'median'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(capsys, argv, reason):
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert reason in captured.err
+
+
+def test_a_device_without_a_backend_is_one_sentence(monkeypatch, capsys):
+    def absent(device, preference):
+        raise Unsupported(f"device {device!r} has no backend here")
+
+    monkeypatch.setattr(verify, "find", absent)
+    assert cli.main(["verify", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == "gradplan: device 'cuda' has no backend here\n"
+
+
+def test_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "gradplan", "list", "--json"], capture_output=True, check=True
+    )
+    assert len(json.loads(done.stdout)) == len(KINDS)
+
+
+@pytest.mark.parametrize("modules", ["gradplan", "gradplan.cases, gradplan.verify"])
+def test_imports_stay_light(modules):
+    heavy = ("numba", "torch", "triton", "rich", "matplotlib")
+    code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout == "[]\n"
