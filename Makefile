@@ -27,7 +27,7 @@ types: $(VENV)/.ready ## mypy in strict mode
 	$(BIN)/mypy
 
 unit: $(VENV)/.ready ## The tests alone
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 bench: $(VENV)/.ready ## Side by side with PyTorch on this CPU
 	$(BIN)/python benchmarks/cpu.py
