@@ -1,9 +1,9 @@
 """What the CPU kernels promise, from the operations they do.
 
-u is the element's unit roundoff (one rounding at the store) and v the accumulator's, 2⁻⁵³.
-Row sums are taken in blocks of 512 whose sums are added; a rounding loses a quarter of v on
-average even where all errors point one way, so k additions lose at most about k·v / 4.
-Scans run step by step, so their loss grows with the extent.
+u is the element's unit roundoff (one rounding at the store) and v the accumulator's, 2⁻⁵³. Each
+rounding on the way loses at most v, and on some data all of them do, so the loss is v times the
+longest chain of roundings: row sums are taken in blocks of 512 whose sums are added, and scans
+run step by step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["guarantee"]
 
 _V = 2.0**-53
 _HALVES = (ElementKind.F16, ElementKind.BF16)
-# Roundings a step, in quarters: cumprod multiplies and adds, and its y is a product too;
-# log-cumsum-exp adds an exponential (1.5 units) and a quotient a step.
-_SCAN_LOSS = {ScanKind.CUMSUM: 1.0, ScanKind.CUMPROD: 4.0, ScanKind.LOG_CUMSUM_EXP: 10.0}
+# Roundings a step: cumprod multiplies and adds, or multiplies for its y; log-cumsum-exp has two
+# exponentials of 1.5 units each, a quotient, a product and a sum.
+_SCAN_LOSS = {ScanKind.CUMPROD: 2.0, ScanKind.LOG_CUMSUM_EXP: 6.0}
 
 
 def _in_f32(desc: Any) -> bool:
@@ -51,15 +51,15 @@ def guarantee(desc: Any) -> PrecisionGuarantee:
     narrow = _in_f32(desc)
     blocks = min(n, 512) + n / 512
     if desc.category is OpCategory.SCAN:
-        loss = (8 + n * _SCAN_LOSS.get(desc.op, 1.0) / 4) * _V
+        loss = (8 + n * _SCAN_LOSS.get(desc.op, 1.0)) * _V
     elif desc.op == ReduceKind.PROD:
-        loss = (8 + n / 2) * _V
+        loss = (8 + n) * _V
     elif desc.category is OpCategory.EMBEDDING:
-        loss = (4 + n / 4) * _V
+        loss = (4 + n) * _V
     else:
-        loss = (8 + blocks / 4) * _V
+        loss = (8 + blocks) * _V
     if desc.element in _HALVES and narrow:
-        loss += (8 + 512 / 4) * 2.0**-24
+        loss += (8 + 512) * 2.0**-24
     elif narrow:
         loss += 1.5 * 2.0**-24  # of the exponential
     return PrecisionGuarantee(

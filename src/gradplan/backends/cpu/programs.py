@@ -229,6 +229,7 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         chunk = min(n, _GRAIN_ELEMENTS)
     chunks = -(-n // chunk)
     meta[at.EXTENT], meta[at.CHUNK], meta[at.CHUNKS] = n, chunk, chunks
+    meta[at.INDEX_BASE] = along.offsets[5]
     p, q = _params(desc, extent, strides)
     meta[at.PARAM], meta[at.PARAM2] = _float_bits(p), _float_bits(q)
     _write_nest(meta, along.dims, at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)

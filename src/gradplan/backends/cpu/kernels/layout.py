@@ -14,6 +14,8 @@ CALL_WORDS = 8
 # The meta block: the geometry of a bound problem, fixed once its shape and strides are known.
 # `EXTENT` is the number of elements along the axis (all reduced axes together).
 EXTENT, CHUNK, CHUNKS, ROWS, LANE_WIDTH, LANE_BLOCKS = range(6)
+# Of rows: the tie rules' index of the first element visited (an axis may be walked backwards).
+INDEX_BASE = 6
 # Of the recurrence: whether lanes are rows side by side (else chunks of a row, once it is split),
 # steps to a tile, and where in the workspace chunk results, carries, states and each thread's
 # checkpoints begin (bytes).

@@ -108,11 +108,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
 
         return fill
 
-    fill_d, fill_x, fill_y = (
-        mover(d_store, "a"),
-        mover(x_store, "b"),
-        mover(y_store, "c"),
-    )
+    fill_d, fill_x, fill_y = mover(d_store, "a"), mover(x_store, "b"), mover(y_store, "c")
     _, turn_back = make_transposers(element, "a")
 
     @inlined
@@ -214,11 +210,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                 s = merge(s, own)
 
     def recurrence(call, slot, lo, hi):
-        m, ws, phase = (
-            meta(call, at.META),
-            meta(call, at.WORKSPACE),
-            meta(call, at.PHASE),
-        )
+        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         if phase == at.COMBINE:
             combine(m, ws, lo, hi)
             return
@@ -226,11 +218,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
             combine_forward(m, ws, lo, hi)
             return
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
-        lanes, width, blocks = (
-            meta(m, at.ACROSS),
-            meta(m, at.LANE_WIDTH),
-            meta(m, at.LANE_BLOCKS),
-        )
+        lanes, width, blocks = meta(m, at.ACROSS), meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
         steps, more = meta(m, at.STEPS), meta(m, at.MORE_ACROSS)
         kd, kx = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2)
         ky, ko = meta(m, at.AXIS + 3), meta(m, at.AXIS + 4)

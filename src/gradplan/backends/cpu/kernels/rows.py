@@ -43,16 +43,8 @@ def place(m, innermost, more_at, more, i, q):
 
     The offsets of dy, x, y, out, out2 and of the tie rules' index, in elements.
     """
-    o1, o2, o3 = (
-        i * meta(m, innermost + 1),
-        i * meta(m, innermost + 2),
-        i * meta(m, innermost + 3),
-    )
-    o4, o5, o6 = (
-        i * meta(m, innermost + 4),
-        i * meta(m, innermost + 5),
-        i * meta(m, innermost + 6),
-    )
+    o1, o2, o3 = i * meta(m, innermost + 1), i * meta(m, innermost + 2), i * meta(m, innermost + 3)
+    o4, o5, o6 = i * meta(m, innermost + 4), i * meta(m, innermost + 5), i * meta(m, innermost + 6)
     for d in range(more):
         entry = more_at + d * at.DIM_WORDS
         index = q
@@ -158,6 +150,7 @@ def build(
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
         sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
         si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
+        index_base = meta(m, at.INDEX_BASE)
         row_dy = load(dy, base[0]) if scalars else zero
         row_y = load(y, base[2]) if scalars and uses_y else zero
         s = first
@@ -167,7 +160,7 @@ def build(
             lo = e - q * inner
             hi = min(inner, lo + e1 - e)
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
-            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], o[5]
+            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
             for b in range(lo, hi, _BLOCK):
                 t = first_block
                 for k in range(b, min(hi, b + _BLOCK)):
@@ -187,6 +180,7 @@ def build(
         sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
         so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
         si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
+        index_base = meta(m, at.INDEX_BASE)
         row_dy = load(dy, base[0]) if scalars else zero
         row_y = load(y, base[2]) if scalars and uses_y else zero
         r = narrow(s)
@@ -197,7 +191,7 @@ def build(
             lo = e - q * inner
             hi = min(inner, lo + e1 - e)
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
-            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], o[5]
+            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
             oo, oo2 = base[3] + o[3], base[4] + o[4]
             for k in range(lo, hi):
                 vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y)
@@ -210,11 +204,7 @@ def build(
             e += hi - lo
 
     def rows(call, slot, lo, hi):
-        m, ws, phase = (
-            meta(call, at.META),
-            meta(call, at.WORKSPACE),
-            meta(call, at.PHASE),
-        )
+        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         dy, x, y = meta(call, at.DY), meta(call, at.X), meta(call, at.Y)
         out, out2 = meta(call, at.OUT), meta(call, at.OUT2)
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
@@ -252,11 +242,8 @@ def build(
     def gather_lanes(m, dy, x, y, base, e0, e1, w, state, block):
         p = real(meta_float(m, at.PARAM))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
-        jd, jx, jy = (
-            stride(m, at.ACROSS, 1),
-            stride(m, at.ACROSS, 2),
-            stride(m, at.ACROSS, 3),
-        )
+        jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
+        index_base = meta(m, at.INDEX_BASE)
         for j in range(w):
             state_store(state, j, MAX_LANES, first)
         for b in range(e0, e1, _BLOCK):
@@ -265,12 +252,8 @@ def build(
             for e in range(b, min(e1, b + _BLOCK)):
                 q = e // inner
                 o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
-                od, ox, oy, i = (
-                    base[0] + o[0],
-                    base[1] + o[1],
-                    base[2] + o[2],
-                    float(o[5]),
-                )
+                od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
+                i = float(index_base + o[5])
                 for j in range(w):
                     vd, vx, vy = values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, zero, zero)
                     s = block_load(block, j, MAX_LANES)
@@ -283,19 +266,17 @@ def build(
     def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state):
         p, p2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
-        jd, jx, jy = (
-            stride(m, at.ACROSS, 1),
-            stride(m, at.ACROSS, 2),
-            stride(m, at.ACROSS, 3),
-        )
+        jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
         jo = stride(m, at.ACROSS, 4)
+        index_base = meta(m, at.INDEX_BASE)
         is_easy = True  # for all lanes, or for none
         for j in range(w):
             is_easy &= easy(state_load(state, j, MAX_LANES))
         for e in range(e0, e1):
             q = e // inner
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
-            od, ox, oy, i = base[0] + o[0], base[1] + o[1], base[2] + o[2], float(o[5])
+            od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
+            i = float(index_base + o[5])
             oo = base[3] + o[3]
             for j in range(w):
                 vd, vx, vy = values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, zero, zero)
@@ -303,17 +284,8 @@ def build(
                 store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
 
     def side_by_side(call, slot, lo, hi):
-        m, ws, phase = (
-            meta(call, at.META),
-            meta(call, at.WORKSPACE),
-            meta(call, at.PHASE),
-        )
-        dy, x, y, out = (
-            meta(call, at.DY),
-            meta(call, at.X),
-            meta(call, at.Y),
-            meta(call, at.OUT),
-        )
+        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
+        dy, x, y, out = meta(call, at.DY), meta(call, at.X), meta(call, at.Y), meta(call, at.OUT)
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
         if phase == at.COMBINE:
             combine(ws, n, chunks, lo, hi)

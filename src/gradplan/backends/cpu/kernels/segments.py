@@ -52,11 +52,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
     @inlined
     def sort(m, ws, indices):
         n, rows = meta(m, at.EXTENT), meta(m, at.ROWS)
-        padding, shift, bits = (
-            meta(m, at.PADDING),
-            meta(m, at.SHIFT),
-            meta(m, at.KEY_BITS),
-        )
+        padding, shift, bits = meta(m, at.PADDING), meta(m, at.SHIFT), meta(m, at.KEY_BITS)
         words, spare = ws + meta(m, at.WORDS_AT), ws + meta(m, at.SPARE_AT)
         starts = ws + meta(m, at.STARTS_AT)
         kept = 0
@@ -98,11 +94,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         int_store(ws, 1, words)
 
     def segments(call, slot, lo, hi):
-        m, ws, phase = (
-            meta(call, at.META),
-            meta(call, at.WORKSPACE),
-            meta(call, at.PHASE),
-        )
+        m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         if phase == at.PARTIAL:
             sort(m, ws, meta(call, at.X))
             return
@@ -111,10 +103,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         shift, slices = meta(m, at.SHIFT), meta(m, at.LANE_BLOCKS)
         accumulate, by_count = meta(m, at.ACCUMULATE), meta(m, at.BY_COUNT)
         dc = 1 if unit else meta(m, at.ACROSS + at.S_DY)
-        tn, tc = (
-            meta(m, at.AXIS + at.S_OUT),
-            1 if unit else meta(m, at.ACROSS + at.S_OUT),
-        )
+        tn, tc = meta(m, at.AXIS + at.S_OUT), 1 if unit else meta(m, at.ACROSS + at.S_OUT)
         starts = ws + meta(m, at.STARTS_AT)
         count, words = int_load(ws, 0), int_load(ws, 1)
         mask = (1 << shift) - 1
@@ -124,10 +113,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
             c0 = (u - block * slices) * SLICE
             width = min(SLICE, columns - c0)
             # Targets are the named rows where we add, and all rows where we overwrite.
-            first, limit = (
-                block * BLOCK,
-                min(block * BLOCK + BLOCK, count if accumulate else rows),
-            )
+            first, limit = block * BLOCK, min(block * BLOCK + BLOCK, count if accumulate else rows)
             segment = first
             if not accumulate:
                 segment, above = 0, count  # the first segment at or after this row
@@ -140,10 +126,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
             for target in range(first, limit):
                 row, begin, end = target, 0, 0
                 if segment < count:
-                    begin, end = (
-                        int_load(starts, segment),
-                        int_load(starts, segment + 1),
-                    )
+                    begin, end = int_load(starts, segment), int_load(starts, segment + 1)
                     key = int_load(words, begin) >> shift
                     if accumulate:
                         row = key
