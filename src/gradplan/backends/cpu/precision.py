@@ -28,13 +28,19 @@ _HALVES = (ElementKind.F16, ElementKind.BF16)
 # Roundings a step: cumprod multiplies and adds, or multiplies for its y; log-cumsum-exp has two
 # exponentials of 1.5 units each, a quotient, a product and a sum.
 _SCAN_LOSS = {ScanKind.CUMPROD: 2.0, ScanKind.LOG_CUMSUM_EXP: 6.0}
+# Roundings of the f32 maps before the last: the row's sum and its difference or product, and an
+# exponential of 1.5 units.
+_F32_LOSS: dict[Any, float] = {
+    SoftmaxKind.SOFTMAX: 2.0,
+    SoftmaxKind.LOG_SOFTMAX: 3.5,
+    ReduceKind.LOG_SUM_EXP: 2.5,
+}
 
 
 def _in_f32(desc: Any) -> bool:
     """Whether part of the arithmetic is f32: always finer than a half's own rounding."""
-    exponential = desc.op in (SoftmaxKind.LOG_SOFTMAX, ReduceKind.LOG_SUM_EXP)
     if desc.element is ElementKind.F32:
-        return exponential
+        return desc.op in _F32_LOSS
     if desc.element not in _HALVES or desc.op == ReduceKind.PROD:
         return False
     if desc.category in (OpCategory.SCAN, OpCategory.EMBEDDING):
@@ -61,7 +67,7 @@ def guarantee(desc: Any) -> PrecisionGuarantee:
     if desc.element in _HALVES and narrow:
         loss += (8 + 512) * 2.0**-24
     elif narrow:
-        loss += 1.5 * 2.0**-24  # of the exponential
+        loss += _F32_LOSS[desc.op] * 2.0**-24
     return PrecisionGuarantee(
         math_precision=MathPrecision.F32 if narrow else MathPrecision.F64,
         accumulator=ElementKind.F32 if narrow and desc.element in _HALVES else ElementKind.F64,

@@ -3,8 +3,8 @@
 Notation is the contract's. A map kind is `apply`; a row kind adds a state (`first`, `step`,
 `merge`, `finish`) summed over the row; a scan kind is a recurrence from the far end.
 
-Types: functions see f64 where the element is f32 or f64 (or the formula is `wide`), and f32
-where it is a half. States are kept in f64; a row's blocks of 512 are summed in the working type.
+Types: functions see f64 where the element is f32 or f64, and f32 where it is a half (`is_wide`
+has the exceptions). States are kept in f64; a row's blocks of 512 are summed in the working type.
 Constants come typed (`zero`, `one`), because Numba would widen f32 · 1.0 to f64.
 """
 
@@ -26,7 +26,7 @@ from ....kinds import (
     TieRule,
 )
 from .device import inlined, ordered
-from .exponential import exp_f32, exp_f64, exp_mixed
+from .exponential import exp_f32, exp_f32_of_difference, exp_f64
 from .lowlevel import bits_of_f64, f64_of_bits
 
 __all__ = ["MapFormula", "RecurrenceFormula", "map_formula", "recurrence_formula"]
@@ -57,8 +57,17 @@ class MapFormula:
     indexed: bool = False
 
 
-def is_wide(kind: Named, element: ElementKind, ties: TieRule | None) -> bool:
-    """Whether a map or row kind computes in f64. Halves compute in f32, where that will do."""
+def is_wide(
+    kind: Named, element: ElementKind, ties: TieRule | None, *, mapped: bool = False
+) -> bool:
+    """Whether a map or row kind computes in f64; `mapped` asks of the map, not of the state.
+
+    Halves compute in f32, where that will do. So do the maps of f32 softmax, log-softmax and
+    log-sum-exp, which f64 arithmetic would slow down; states are summed in f64 all the same.
+    """
+    in_f32 = (*SoftmaxKind, ReduceKind.LOG_SUM_EXP)
+    if mapped and element is ElementKind.F32 and kind in in_f32:
+        return False
     if element in (ElementKind.F32, ElementKind.F64) or kind == ReduceKind.PROD:
         return True
     return ties in (TieRule.FIRST, TieRule.LAST)  # f32 cannot hold the index
@@ -78,15 +87,12 @@ def _mean(s, n):
 
 def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapFormula:
     """The formula of a map or row kind, for this element."""
-    wide = is_wide(kind, element, ties)
-    real = np.float64 if wide else np.float32
+    real = np.float64 if is_wide(kind, element, ties, mapped=True) else np.float32
     zero, one = real(0), real(1)
     # f32 in f64 and f16 in f32 leave so much room that 1 / y can neither overflow nor lose bits:
     # there a division a row replaces one an element.
     roomy = element in (ElementKind.F32, ElementKind.F16)
-    # exp of a stored value, and of a difference (which has more bits than f32 holds).
-    exp_stored = {ElementKind.F64: exp_f64, ElementKind.F32: _exp_of_f32}.get(element, exp_f32)
-    exp_difference = {ElementKind.F64: exp_f64, ElementKind.F32: exp_mixed}.get(element, exp_f32)
+    exp = exp_f64 if element is ElementKind.F64 else exp_f32
 
     if kind == SoftmaxKind.SOFTMAX:
 
@@ -104,7 +110,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (s[0] + dy,)
 
         def apply(r, dy, x, y, i, p, q, is_easy):
-            return dy - exp_stored(y) * r[0]
+            return dy - exp(y) * r[0]
 
         return _row("dy y", step, _keep, apply)
 
@@ -143,10 +149,12 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         return MapFormula(uses="dy x y", apply=inlined(apply))
 
     if kind == ReduceKind.LOG_SUM_EXP:
-        nothing = real(-np.inf)
+        careful = element is ElementKind.F32  # a half's difference loses nothing that counts
+        nothing = -np.inf
 
         def apply(r, dy, x, y, i, p, q, is_easy):
-            return zero if y == nothing else dy * exp_difference(x - y)
+            e = exp_f32_of_difference(x, y) if careful else exp(x - y)
+            return zero if y == nothing else dy * e
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
 
@@ -183,13 +191,6 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         return _extremum(ties, zero, one)
 
     raise KeyError(kind)
-
-
-def _exp_of_f32(y):
-    return np.float64(exp_f32(np.float32(y)))
-
-
-_exp_of_f32 = inlined(_exp_of_f32)
 
 
 def _row(uses: str, step: Scalar, finish: Scalar, apply: Scalar) -> MapFormula:

@@ -328,23 +328,24 @@ def pause(_typing: Any) -> Any:
 yield_thread = types.ExternalFunction("sched_yield", types.int32())
 
 
-def make_tuple_memory(count: int, scope: str = "tmp") -> tuple[Any, Any]:
-    """`load(address, i, pitch)` and `store(...)` of `count` doubles, one every `pitch` elements.
+def make_tuple_memory(count: int, scope: str = "tmp", wide: bool = True) -> tuple[Any, Any]:
+    """`load(address, i, pitch)` and `store(...)` of `count` numbers, one every `pitch` elements.
 
     A state of several numbers for many lanes lies as one array per number, so that lanes are
     contiguous and the loops over them vectorise.
     """
-    kind = types.UniTuple(types.float64, count)
+    storage, align = (_F64, 8) if wide else (_F32, 4)
+    kind = types.UniTuple(types.float64 if wide else types.float32, count)
 
     def place(builder: Any, args: Any, k: int) -> Any:
-        base = _at(builder, _F64, args[0], args[1])
+        base = _at(builder, storage, args[0], args[1])
         return builder.gep(base, [builder.mul(args[2], ir.Constant(_I64, k))]) if k else base
 
     @intrinsic
     def load(_typing: Any, address: Any, i: Any, pitch: Any) -> Any:
         def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             values = [
-                _scoped(builder, builder.load(place(builder, args, k), align=8), scope)
+                _scoped(builder, builder.load(place(builder, args, k), align=align), scope)
                 for k in range(count)
             ]
             return context.make_tuple(builder, kind, values)
@@ -357,7 +358,7 @@ def make_tuple_memory(count: int, scope: str = "tmp") -> tuple[Any, Any]:
             for k in range(count):
                 value = builder.extract_value(args[3], k)
                 pointer = place(builder, args, k)
-                _scoped(builder, builder.store(value, pointer, align=8), scope)
+                _scoped(builder, builder.store(value, pointer, align=align), scope)
             return context.get_dummy_value()
 
         return types.none(types.int64, types.int64, types.int64, kind), emit

@@ -80,8 +80,13 @@ def build(
     formula = map_formula(kind, element, ties)
     wide = is_wide(kind, element, ties)
     real = np.float64 if wide else np.float32
-    load, store = make_load(element, wide), make_store(element, wide)
+    load = make_load(element, wide)
     zero = real(0)
+    # The map may work in f32 where the state is summed in f64.
+    map_wide = is_wide(kind, element, ties, mapped=True)
+    map_real = np.float64 if map_wide else np.float32
+    map_load, map_store = make_load(element, map_wide), make_store(element, map_wide)
+    map_zero = map_real(0)
     apply, indexed, two = formula.apply, formula.indexed, outputs == 2
     apply2 = formula.apply2 or formula.apply
     reads = formula.uses.split()
@@ -92,7 +97,7 @@ def build(
     first_block = tuple(real(value) for value in first)
     slots = len(first)
     state_load, state_store = make_tuple_memory(slots)
-    narrow = make_tuple_cast(slots, wide)
+    narrow = make_tuple_cast(slots, map_wide)
 
     @inlined
     def stride(m, entry, operand):
@@ -134,14 +139,19 @@ def build(
                 s = merge(s, state_load(ws, (row * chunks + c) * slots, 1))
             state_store(ws, row * chunks * slots, 1, finish(s, float(n)))
 
-    @inlined
-    def values(dy, x, y, od, ox, oy, row_dy, row_y):
-        vd = row_dy if scalars else load(dy, od)
-        vx = load(x, ox) if uses_x else zero
-        vy = row_y
-        if uses_y and not scalars:
-            vy = load(y, oy)
-        return vd, vx, vy
+    def reader(load, zero):
+        @inlined
+        def values(dy, x, y, od, ox, oy, row_dy, row_y):
+            vd = row_dy if scalars else load(dy, od)
+            vx = load(x, ox) if uses_x else zero
+            vy = row_y
+            if uses_y and not scalars:
+                vy = load(y, oy)
+            return vd, vx, vy
+
+        return values
+
+    values, map_values = reader(load, zero), reader(map_load, map_zero)
 
     @inlined
     def gather(m, dy, x, y, base, e0, e1):
@@ -175,14 +185,14 @@ def build(
     @inlined
     def scatter(m, s, dy, x, y, out, out2, base, e0, e1):
         # The outputs of elements e0..e1, given the row's state.
-        p, p2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
+        p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
         sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
         so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
         si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
         index_base = meta(m, at.INDEX_BASE)
-        row_dy = load(dy, base[0]) if scalars else zero
-        row_y = load(y, base[2]) if scalars and uses_y else zero
+        row_dy = map_load(dy, base[0]) if scalars else map_zero
+        row_y = map_load(y, base[2]) if scalars and uses_y else map_zero
         r = narrow(s)
         is_easy = easy(s)
         e = e0
@@ -194,13 +204,15 @@ def build(
             od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
             oo, oo2 = base[3] + o[3], base[4] + o[4]
             for k in range(lo, hi):
-                vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y)
+                vd, vx, vy = map_values(
+                    dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y
+                )
                 i = float(oi + k * si)
                 dx = apply(r, vd, vx, vy, i, p, p2, is_easy)
                 if two:  # both before the first store, which may be in the place of dy
                     dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy)
-                    store(out2, oo2 + k * so2, dx2)
-                store(out, oo + k * so, dx)
+                    map_store(out2, oo2 + k * so2, dx2)
+                map_store(out, oo + k * so, dx)
             e += hi - lo
 
     def rows(call, slot, lo, hi):
@@ -234,9 +246,10 @@ def build(
     if not columns:
         return rows
 
-    # One array of states for the units' rows so far, one for the current block of steps.
-    scratch = make_scratch(2 * MAX_LANES * slots)
-    block_load, block_store = make_tuple_memory(slots, "tile a")
+    # The rows' states so far, the states of the current block of steps, and what the map reads.
+    scratch = make_scratch(3 * MAX_LANES * slots)
+    block_load, block_store = make_tuple_memory(slots, "tile a", wide)
+    result_load, result_store = make_tuple_memory(slots, "tile b", map_wide)
 
     @inlined
     def gather_lanes(m, dy, x, y, base, e0, e1, w, state, block):
@@ -248,7 +261,7 @@ def build(
             state_store(state, j, MAX_LANES, first)
         for b in range(e0, e1, _BLOCK):
             for j in range(w):
-                block_store(block, j, MAX_LANES, first)
+                block_store(block, j, MAX_LANES, first_block)
             for e in range(b, min(e1, b + _BLOCK)):
                 q = e // inner
                 o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
@@ -263,15 +276,17 @@ def build(
                 state_store(state, j, MAX_LANES, s)
 
     @inlined
-    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state):
-        p, p2 = real(meta_float(m, at.PARAM)), real(meta_float(m, at.PARAM2))
+    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result):
+        p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
         jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
         jo = stride(m, at.ACROSS, 4)
         index_base = meta(m, at.INDEX_BASE)
         is_easy = True  # for all lanes, or for none
         for j in range(w):
-            is_easy &= easy(state_load(state, j, MAX_LANES))
+            s = state_load(state, j, MAX_LANES)
+            is_easy &= easy(s)
+            result_store(result, j, MAX_LANES, narrow(s))
         for e in range(e0, e1):
             q = e // inner
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
@@ -279,9 +294,11 @@ def build(
             i = float(index_base + o[5])
             oo = base[3] + o[3]
             for j in range(w):
-                vd, vx, vy = values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, zero, zero)
-                r = narrow(state_load(state, j, MAX_LANES))
-                store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
+                vd, vx, vy = map_values(
+                    dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero, map_zero
+                )
+                r = result_load(result, j, MAX_LANES)
+                map_store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
 
     def side_by_side(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
@@ -294,6 +311,7 @@ def build(
         width, blocks = meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
         state = scratch()
         block = state + 8 * MAX_LANES * slots
+        result = block + 8 * MAX_LANES * slots
         for u in range(lo, hi):
             group = u // chunks
             c = u - group * chunks
@@ -318,6 +336,6 @@ def build(
                 for j in range(w):
                     s = finish(state_load(state, j, MAX_LANES), float(n))
                     state_store(state, j, MAX_LANES, s)
-            scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state)
+            scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result)
 
     return side_by_side
