@@ -38,13 +38,21 @@ class _Pool:
         self.beds: list[SimpleQueue[None]] = []
         self.asleep: list[bool] = []
 
-    def grow(self, workers: int) -> None:
+    def grow(self, workers: int) -> int:
+        """Have so many workers, or as many as the system allows; tells how many there are."""
         while len(self.beds) < workers:
+            slot = len(self.beds) + 1
             self.beds.append(SimpleQueue())
             self.asleep.append(False)
-            slot = len(self.beds)
             name = f"gradplan-{slot}"
-            threading.Thread(target=self.serve, args=(slot,), name=name, daemon=True).start()
+            worker = threading.Thread(target=self.serve, args=(slot,), name=name, daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # at the limit of threads, or while Python shuts down
+                self.beds.pop()
+                self.asleep.pop()
+                break
+        return min(workers, len(self.beds))
 
     def serve(self, slot: int) -> None:
         is_open = self.shift + self.at.OPEN
@@ -56,7 +64,7 @@ class _Pool:
             self.asleep[slot - 1] = False
 
     def run(self, work: Kernel, call: int, units: int, grain: int, threads: int) -> None:
-        self.grow(threads - 1)
+        threads = 1 + self.grow(threads - 1)
         control, at, shift = self.control, self.at, self.shift
         control[shift + at.FUNCTION] = work.address
         control[shift + at.CALL] = call

@@ -22,7 +22,7 @@ from ...descriptors import (
 )
 from ...errors import Unsupported
 from ...geometry import Dim, c_strides, nest
-from ...kinds import OpCategory, ReduceKind, ScanKind, TieRule
+from ...kinds import BinaryKind, OpCategory, ReduceKind, ScanKind, TieRule
 from ...registry import Engine
 from ...threads import max_threads
 from ...views import View
@@ -250,6 +250,10 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
             _launch(at.APPLY, units, elements),
         ]
     kind, element = desc.op, desc.element
+    # A weight that f32 cannot hold well is applied in f64, also to halves.
+    extreme = kind == BinaryKind.LERP and any(
+        weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
+    )
     tie_name = f"_{ties.value}" if desc.spec.ties and ties is not None else ""
     arguments = (
         kind,
@@ -259,11 +263,13 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         pattern,
         scalars,
         len(outputs),
+        extreme,
     )
     layout = "flat" if stateless and len(along.dims) == 1 else "columns" if columns else "rows"
     variant = f"{pattern}{'_split' if workspace else ''}"
     name = f"{kind.value}{tie_name}_{element.value}_{'columns' if columns else 'rows'}_{pattern}"
     name += f"{'_scalars' if scalars else ''}{len(outputs) if len(outputs) > 1 else ''}"
+    name += "_extreme" if extreme else ""
     item = element.size_bytes
     return Program(
         kernel=partial(_rows_kernel, name, arguments),
@@ -466,7 +472,8 @@ def _prepare_segments(
     table_row, table_column = strides["dweight"]
     unit = columns == 1 or (dout_column == 1 and table_column == 1)
     slices = -(-columns // _SEGMENT_SLICE)
-    meta = array("q", bytes(8 * at.META_WORDS))
+    # Indices may have any rank, so their dimensions may need more room than a problem's.
+    meta = array("q", bytes(8 * (at.META_WORDS + at.DIM_WORDS * len(index_shape))))
     meta[at.EXTENT], meta[at.ROWS], meta[at.COLUMNS] = n, rows, columns
     meta[at.PADDING] = -1 if desc.padding_idx is None else desc.padding_idx
     meta[at.SHIFT], meta[at.KEY_BITS], meta[at.LANE_BLOCKS] = shift, key_bits, slices
@@ -549,7 +556,7 @@ def workspace_bound(desc: Any) -> int:
         # A tile has at most 64 lanes, and a lane leaves a checkpoint every 32 steps or more.
         longest = min(n, _CHECKPOINTED)
         return bound + max_threads() * _lines(8 * slots * 64 * -(-longest // 32))
-    if desc.spec.engine is Engine.MAP:
+    if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
     width = min(rows, max(64, 1024 // desc.element.size_bytes))
     if n * width <= 2 * _CHUNK_ELEMENTS:

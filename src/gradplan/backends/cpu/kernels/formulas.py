@@ -11,7 +11,7 @@ Constants come typed (`zero`, `one`), because Numba would widen f32 · 1.0 to f6
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,9 @@ class MapFormula:
 
     - `uses`: which of dy, x, y it reads;
     - `step(s, dy, x, y, i, p)` → s, `merge(s, t)` → s, `finish(s, n)` → r, tuples throughout;
-    - `apply(r, dy, x, y, i, p, q, is_easy)` → dx; `apply2` gives a second output;
-    - `easy(r)`: whether a row can take the short way that `apply` offers such rows;
+    - `apply(r, dy, x, y, i, p, q, is_easy, s)` → dx; `apply2` gives a second output; r is the
+      finished state in the map's type, s the same in f64;
+    - `easy(s)`: whether a row can take the short way that `apply` offers such rows;
     - i is the element's index in C order over the reduced axes (only where `indexed`);
     - p and q are the problem's parameters.
     """
@@ -68,6 +69,9 @@ def is_wide(
     in_f32 = (*SoftmaxKind, ReduceKind.LOG_SUM_EXP)
     if mapped and element is ElementKind.F32 and kind in in_f32:
         return False
+    unbounded = (SoftmaxKind.LOG_SOFTMAX, ReduceKind.VAR, ReduceKind.STD)
+    if not mapped and element is ElementKind.BF16 and kind in unbounded:
+        return True  # a sum of bf16 may leave the range of f32
     if element in (ElementKind.F32, ElementKind.F64) or kind == ReduceKind.PROD:
         return True
     return ties in (TieRule.FIRST, TieRule.LAST)  # f32 cannot hold the index
@@ -99,8 +103,8 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + y * dy,)
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
-            return y * (dy - r[0])
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
+            return y * dy - y * r[0]  # dy − r might overflow
 
         return _row("dy y", step, _keep, apply)
 
@@ -109,24 +113,29 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + dy,)
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
-            return dy - exp(y) * r[0]
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
+            if is_easy:
+                return dy - exp(y) * r[0]
+            return np.float64(dy) - np.float64(exp(y)) * s[0]
 
-        return _row("dy y", step, _keep, apply)
+        def easy(s):
+            return abs(s[0]) < 1e38  # f32 holds it
+
+        return replace(_row("dy y", step, _keep, apply), easy=inlined(easy))
 
     if kind == BinaryKind.LERP:
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             return p * dy
 
-        def apply2(r, dy, x, y, i, p, q, is_easy):
+        def apply2(r, dy, x, y, i, p, q, is_easy, s):
             return q * dy
 
         return MapFormula(uses="dy", apply=inlined(apply), apply2=inlined(apply2))
 
     if kind == ReduceKind.SUM:
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             return dy
 
         return MapFormula(uses="dy", apply=inlined(apply))
@@ -134,14 +143,14 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
     if kind == ReduceKind.MEAN:  # p = n
         exact = element is ElementKind.F64
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             return dy / p if exact else dy * (one / p)
 
         return MapFormula(uses="dy", apply=inlined(apply))
 
     if kind == ReduceKind.NORM2:
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             # x / y first: it is at most 1, where dy · x might overflow.
             ratio = x * (one / y) if roomy else x / y
             return zero if y == zero else dy * ratio
@@ -152,7 +161,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         careful = element is ElementKind.F32  # a half's difference loses nothing that counts
         nothing = -np.inf
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             e = exp_f32_of_difference(x, y) if careful else exp(x - y)
             return zero if y == nothing else dy * e
 
@@ -163,17 +172,17 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             return dy * ((x - r[0]) * ((one + one) / p))
 
-        return _row("dy x", step, _mean, apply)
+        return replace(_row("dy x", step, _mean, apply), apply=ordered(apply))
 
     if kind == ReduceKind.STD:  # p = m
 
         def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             deviation = x - r[0]
             if y == zero:
                 return zero
@@ -182,7 +191,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             # deviation / y is at most √n in size, where m · y might underflow.
             return dy * (one / p) * (deviation / y)
 
-        return _row("dy x y", step, _mean, apply)
+        return replace(_row("dy x y", step, _mean, apply), apply=ordered(apply))
 
     if kind == ReduceKind.PROD:
         return _prod(element)
@@ -213,7 +222,7 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
 
     if ties is TieRule.ALL:
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             return dy if hit(x, y) else zero
 
         return MapFormula(uses="dy x y", apply=inlined(apply))
@@ -223,7 +232,7 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
         def step(s, dy, x, y, i, p):
             return (s[0] + (one if hit(x, y) else zero),)
 
-        def apply(r, dy, x, y, i, p, q, is_easy):
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
             return dy / r[0] if hit(x, y) else zero
 
         return _row("dy x y", step, _keep, apply)
@@ -242,7 +251,7 @@ def _one_of_the_ties(first: bool, hit: Scalar, zero: Any) -> MapFormula:
         better = t[0] < s[0] if first else t[0] > s[0]
         return (t[0] if better else s[0],)
 
-    def apply(r, dy, x, y, i, p, q, is_easy):
+    def apply(r, dy, x, y, i, p, q, is_easy, s):
         return dy if i == r[0] else zero
 
     return MapFormula(
@@ -335,7 +344,7 @@ def _prod(element: ElementKind) -> MapFormula:
         # Nothing special in the row, and its product a normal number: divide it by x.
         return (r[2] == 0.0) & (abs(r[1]) < 1000.0)
 
-    def apply(r, dy, x, y, i, p, q, is_easy):
+    def apply(r, dy, x, y, i, p, q, is_easy, s):
         if is_easy:
             return dy * (r[0] * power(r[1]) / x)
         m, e, count = parts(x)
@@ -367,6 +376,22 @@ def _prod(element: ElementKind) -> MapFormula:
     )
 
 
+_LARGEST, _SMALLEST = 1.7976931348623157e308, 5e-324
+
+
+@ordered
+def saturating(a, b):
+    """a · b for the product of a chunk, which meets numbers that the product step by step would
+    not have met: finite factors stay finite and nonzero ones nonzero, so that neither inf · 0
+    nor 0 · inf arises from range alone."""
+    p = a * b
+    if abs(p) == np.inf and abs(a) != np.inf and abs(b) != np.inf:
+        return _LARGEST if p > 0.0 else -_LARGEST
+    if p == 0.0 and a != 0.0 and b != 0.0:
+        return _SMALLEST if (a > 0.0) == (b > 0.0) else -_SMALLEST
+    return p
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceFormula:
     """A scan gradient, one step at a time from the far end, all in f64.
@@ -384,6 +409,8 @@ class RecurrenceFormula:
     slots: int
     identity: tuple[float, ...] = ()
     forward: Scalar | None = None
+    total: Scalar | None = None
+    """`forward` for the state of a whole chunk, where that must be kept from overflow."""
     merge: Scalar | None = None
     out: Scalar
     gain: Scalar
@@ -407,8 +434,11 @@ def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> Recur
         def forward(s, x):
             return (s[0] * x,)
 
+        def total(s, x):
+            return (saturating(s[0], x),)
+
         def merge(s, t):
-            return (s[0] * t[0],)
+            return (saturating(s[0], t[0]),)
 
         def out(S, x, before, after):
             return before[0] * S
@@ -421,6 +451,7 @@ def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> Recur
             slots=1,
             identity=(1.0,),
             forward=ordered(forward),
+            total=ordered(total),
             merge=ordered(merge),
             out=ordered(out),
             gain=ordered(gain),

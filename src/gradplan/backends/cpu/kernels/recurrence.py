@@ -23,7 +23,7 @@ from typing import Any
 from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined, ordered
-from .formulas import recurrence_formula
+from .formulas import recurrence_formula, saturating
 from .lowlevel import (
     LANES,
     float_load,
@@ -127,7 +127,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
             k = whole - back
             turn_back(tile + 8 * k * LANES, address + size * k * ks, js, int(ks < 0))
 
-    def steps_of(fixed):
+    def steps_of(fixed, forward=forward):
         # The sequential loops, for any number of lanes or for one known to the compiler.
         @ordered
         def advance(xs, states, steps, lanes):
@@ -152,6 +152,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
 
     advance_any, carry_any = steps_of(0)
     advance_8, carry_8 = steps_of(LANES)
+    # Whole chunks may need a product that does not overflow.
+    run_total, _ = steps_of(0, formula.total or forward)
 
     @ordered
     def run_forward(xs, states, steps, w):
@@ -184,7 +186,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
         for k in range(steps):
             for j in range(w):
                 kept = float_load(gains, j)
-                float_store(gains, j, kept * (gain_load(gs, k * w + j) if uses_x else 1.0))
+                float_store(gains, j, saturating(kept, gain_load(gs, k * w + j)) if uses_x else 1.0)
 
     @ordered
     def combine(m, ws, lo, hi):
@@ -281,7 +283,10 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                         if tile + 1 == tiles:
                             break
                     fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
-                    run_forward(xs, states, count, w)
+                    if phase == at.FORWARD:
+                        run_total(xs, states, count, w)
+                    else:
+                        run_forward(xs, states, count, w)
                     for j in range(w):
                         s = state_load(states, count * w + j, pitch)
                         state_store(states, j, pitch, s)

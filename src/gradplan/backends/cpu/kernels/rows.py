@@ -69,21 +69,23 @@ def build(
     strides: str,
     scalars: bool,
     outputs: int,
+    extreme: bool = False,
 ) -> Any:
     """The kernel of one kind.
 
     - `strides`: of the inner loop, "unit" (all 1), "broadcast" (dy and y 0, the rest 1), or
       "any" (read from the meta block);
     - `scalars`: dy and y are one number a row (reductions in ROWS layout);
-    - `outputs`: 2 where both gradients of a binary kind are wanted.
+    - `outputs`: 2 where both gradients of a binary kind are wanted;
+    - `extreme`: parameters that only f64 holds.
     """
     formula = map_formula(kind, element, ties)
-    wide = is_wide(kind, element, ties)
+    wide = extreme or is_wide(kind, element, ties)
     real = np.float64 if wide else np.float32
     load = make_load(element, wide)
     zero = real(0)
     # The map may work in f32 where the state is summed in f64.
-    map_wide = is_wide(kind, element, ties, mapped=True)
+    map_wide = extreme or is_wide(kind, element, ties, mapped=True)
     map_real = np.float64 if map_wide else np.float32
     map_load, map_store = make_load(element, map_wide), make_store(element, map_wide)
     map_zero = map_real(0)
@@ -163,24 +165,22 @@ def build(
         index_base = meta(m, at.INDEX_BASE)
         row_dy = load(dy, base[0]) if scalars else zero
         row_y = load(y, base[2]) if scalars and uses_y else zero
-        s = first
+        s, t, room = first, first_block, _BLOCK  # a block may span several inner runs
         e = e0
         while e < e1:
             q = e // inner
-            lo = e - q * inner
-            hi = min(inner, lo + e1 - e)
+            k0 = e - q * inner
+            k1 = min(inner, k0 + e1 - e, k0 + room)
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
             od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
-            for b in range(lo, hi, _BLOCK):
-                t = first_block
-                for k in range(b, min(hi, b + _BLOCK)):
-                    vd, vx, vy = values(
-                        dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y
-                    )
-                    t = step(t, vd, vx, vy, float(oi + k * si), p)
-                s = merge(s, t)
-            e += hi - lo
-        return s
+            for k in range(k0, k1):
+                vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y)
+                t = step(t, vd, vx, vy, float(oi + k * si), p)
+            e += k1 - k0
+            room -= k1 - k0
+            if room == 0:
+                s, t, room = merge(s, t), first_block, _BLOCK
+        return merge(s, t)
 
     @inlined
     def scatter(m, s, dy, x, y, out, out2, base, e0, e1):
@@ -208,9 +208,9 @@ def build(
                     dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y
                 )
                 i = float(oi + k * si)
-                dx = apply(r, vd, vx, vy, i, p, p2, is_easy)
+                dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
                 if two:  # both before the first store, which may be in the place of dy
-                    dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy)
+                    dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
                     map_store(out2, oo2 + k * so2, dx2)
                 map_store(out, oo + k * so, dx)
             e += hi - lo
@@ -298,7 +298,8 @@ def build(
                     dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero, map_zero
                 )
                 r = result_load(result, j, MAX_LANES)
-                map_store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy))
+                s = state_load(state, j, MAX_LANES)
+                map_store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy, s))
 
     def side_by_side(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)

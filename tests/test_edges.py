@@ -1,0 +1,115 @@
+"""Edges where range or order once gave a wrong answer: each stays as a small case of its own."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradplan as gp
+from gradplan.backends import reference
+from gradplan.backends.cpu import pool
+
+REFERENCE = gp.PlanPreference(backend="reference")
+F32, BF16 = np.float32, ml_dtypes.bfloat16
+
+
+def close(got, expected, relative):
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    assert np.all(np.abs(got - expected) <= relative * np.max(np.abs(expected)))
+
+
+def test_a_split_log_cumsum_exp_keeps_an_infinite_gradient():
+    # The gains of a chunk multiply to less than any number; 0 · inf would be NaN.
+    x = np.arange(40000, dtype=F32)[None]
+    dy = np.zeros_like(x)
+    dy[0, -1] = np.inf
+    assert np.all(np.isposinf(gp.logcumsumexp_backward(dy, x)))
+
+
+def test_a_split_cumprod_keeps_zeros_where_a_chunk_alone_would_overflow():
+    x = np.full((1, 40000), 1.1, F32)
+    x[0, 0] = 0
+    dy = np.zeros_like(x)
+    dy[0, 0] = 1
+    dx = gp.cumprod_backward(dy, x)
+    assert dx[0, 0] == 1
+    assert not dx[0, 1:].any()
+
+
+def test_a_sum_beyond_f32_does_not_spoil_log_softmax():
+    dy = np.full((1, 400), 1e36, F32)
+    y = np.full((1, 400), -np.log(400.0), F32)
+    y[0, 0] = -100
+    close(
+        gp.log_softmax_backward(dy, y), gp.log_softmax_backward(dy, y, preference=REFERENCE), 1e-6
+    )
+    dy, y = np.array([3e38, 3e38, 1], BF16), np.array([-1, -1, -90], BF16)
+    close(
+        gp.log_softmax_backward(dy, y), gp.log_softmax_backward(dy, y, preference=REFERENCE), 1e-2
+    )
+
+
+@pytest.mark.parametrize("element", [F32, BF16])
+def test_gradients_of_opposite_sign_do_not_overflow_in_softmax(element):
+    dy, y = np.array([3e38, -3e38], element), np.array([0.1, 0.9], element)
+    close(gp.softmax_backward(dy, y), gp.softmax_backward(dy, y, preference=REFERENCE), 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dy", "x"),
+    [
+        (np.array(1e-3, BF16), np.array([3e38, 2e38, 1e38], BF16)),
+        (np.array(3e38, BF16), np.array([1e-5, 2e-5, 4e-5], BF16)),
+        (np.array(1.5e308), np.array([1e-5, 1.2e-5, 1.3e-5])),
+    ],
+    ids=["a sum beyond f32", "bf16", "f64"],
+)
+def test_var_has_the_range_of_its_definition(dy, x):
+    close(gp.var_backward(dy, x), gp.var_backward(dy, x, preference=REFERENCE), 1e-2)
+
+
+def test_lerp_applies_a_weight_that_f32_cannot_hold():
+    _, db = gp.lerp_backward(np.array([0, 1e-20], BF16), 1e39)
+    close(db, np.array([0, 1e19]), 1e-2)
+    da, db = gp.lerp_backward(np.zeros(1, np.float16), 1e300)
+    assert da[0] == 0
+    assert db[0] == 0
+
+
+def test_short_inner_runs_are_summed_in_whole_blocks():
+    # Axes that do not merge: blocks of 512 must not end with each run of 2.
+    shape = (20000, 3, 2)
+    x, dy, dx = np.full(shape, 0.1), np.ones((1, 3, 1)), np.empty(shape)
+    desc = gp.ReduceBackwardDescriptor(
+        kind="var", input_shape=shape, reduce_axis=(0, 2), element="f64"
+    )
+    plan = gp.ReduceBackwardPlan.select(desc)
+    plan.run(gp.ReduceBackwardArgs(dy=dy, x=x, dx=dx))
+    wide = {"dy": dy.astype(np.longdouble), "x": x.astype(np.longdouble)}
+    exact = reference.gradient(desc, wide)
+    magnitude = reference.gradient(desc, wide, magnitude=True)
+    error = reference.check_error(desc, {"dx": dx}, exact, magnitude)
+    assert error <= plan.precision_guarantee.relative_error
+
+
+def test_indices_of_rank_twenty():
+    steps = [8 * 3 ** (k % 5) for k in range(20)]
+    indices = np.lib.stride_tricks.as_strided(np.zeros(9000, np.int64), (2,) * 20, steps)
+    table = gp.embedding_backward(np.ones((2,) * 20 + (1,), F32), indices, 3)
+    assert table.tolist() == [[2.0**20], [0.0], [0.0]]
+
+
+def test_a_system_that_grants_no_thread_still_gets_its_result(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pool, "_pool", None)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    y = np.full((4096, 256), 1 / 256, F32)
+    dy = np.random.default_rng(0).normal(size=y.shape).astype(F32)
+    alone = gp.softmax_backward(dy, y)
+    monkeypatch.undo()
+    assert np.array_equal(alone, gp.softmax_backward(dy, y))
