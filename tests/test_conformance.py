@@ -328,7 +328,8 @@ def test_scan_is_no_difference_of_totals():
     np.testing.assert_array_equal(dx[1:], np.arange(4000, 0, -1, dtype=np.float32))
 
 
-LIMITS = {ElementKind.BF16: 2**-7.5, ElementKind.F16: 2**-10.5, ElementKind.F32: 2**-22}
+# f32 log-softmax rounds its sum, an exponential, a product and the result: 4.5 units in all.
+LIMITS = {ElementKind.BF16: 2**-7.5, ElementKind.F16: 2**-10.5, ElementKind.F32: 2**-21.8}
 
 
 @problems(elements=LIMITS)

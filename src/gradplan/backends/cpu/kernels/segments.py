@@ -134,13 +134,22 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                         segment += 1
                     else:
                         end = begin
+                here = row * tn + c0 * tc
+                if not accumulate and end <= begin + 1:  # most rows: nothing to add up
+                    if end == begin:
+                        for c in range(width):
+                            store(table, here + c * tc, 0.0)
+                    else:
+                        source = place_of(m, int_load(words, begin) & mask)[0] + c0 * dc
+                        for c in range(width):
+                            store(table, here + c * tc, load(dout, source + c * dc))
+                    continue
                 for c in range(width):
                     acc_store(acc, c, 0.0)
                 for i in range(begin, end):
                     source = place_of(m, int_load(words, i) & mask)[0] + c0 * dc
                     for c in range(width):
                         acc_store(acc, c, acc_load(acc, c) + load(dout, source + c * dc))
-                here = row * tn + c0 * tc
                 if by_count and end > begin:
                     for c in range(width):
                         acc_store(acc, c, acc_load(acc, c) / float(end - begin))
