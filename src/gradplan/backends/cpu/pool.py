@@ -19,7 +19,7 @@ from .jit import Kernel, kernel
 
 __all__ = ["parallel"]
 
-# Looks of some 20 ns: how long a worker stays awake for the next job, about 100 µs.
+# Looks before a worker goes to sleep. A guess, not tuned: tens of microseconds on the CPU at hand.
 _PATIENCE = 4000
 
 

@@ -47,7 +47,7 @@ _LOW_32, _HIGH_32 = _F32(-87.33654), _F32(88.72283)
 
 @ordered
 def exp_f32(x):
-    """exp of an f32, within 1.5 units in the last place; below 2⁻¹²⁶ it is 0.
+    """exp of an f32, within 1.5 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is 0.
 
     Where it serves, results so small stand beside others near 1, and vanish.
     """
@@ -69,7 +69,7 @@ def exp_f32(x):
 
 @ordered
 def exp_f64(x):
-    """exp of an f64, within 1.5 units in the last place."""
+    """exp of an f64, within 1.5 · 2⁻⁵³ relative."""
     bounded = x
     if bounded < -750.0:
         bounded = -750.0
