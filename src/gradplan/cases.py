@@ -41,6 +41,7 @@ from .kinds import (
     SoftmaxKind,
 )
 from .registry import ELEMENTS, KINDS, KindSpec, Need
+from .views import View
 
 __all__ = [
     "QUICK_LAYOUTS",
@@ -471,9 +472,44 @@ class Problem:
         chosen = _PLANS[self.desc.category][0]
         return chosen.select(self.desc, device=device, preference=preference)
 
-    def run(self, device: str = "cpu") -> None:
+    def run(self, device: str = "cpu", preference: Any = None) -> None:
         """Run through the plan."""
-        self.plan(device).run(self.args())
+        plan = self.plan(device, preference)
+        if device == "cpu":
+            plan.run(self.args())
+        else:
+            self._run_elsewhere(plan)
+
+    def _run_elsewhere(self, plan: Any) -> None:
+        """Run on copies of the whole buffers on a GPU, and bring them back.
+
+        The views are made here: torch knows no negative strides.
+        """
+        import torch
+
+        copies = {
+            name: torch.from_numpy(buffer.view(np.uint8)).to(plan.device)
+            for name, (buffer, _, _) in self._memory.items()
+        }
+        views = {}
+        for operand in self.desc.operands:
+            array = self.arrays.get(operand.name)
+            if array is None:
+                continue
+            home = next(name for name in self._memory if self.arrays[name] is array)
+            offset = array.ctypes.data - self._memory[home][0].ctypes.data
+            views[operand.name] = View(
+                copies[home].data_ptr() + offset,
+                array.shape,
+                tuple(step // array.itemsize for step in array.strides),
+                operand.dtype,
+                plan.device,
+                True,
+                copies[home],
+            )
+        plan._run_views(views)
+        for name, (buffer, _, _) in self._memory.items():
+            buffer.view(np.uint8)[:] = copies[name].cpu().numpy()
 
     def call(self) -> None:
         """Run through the public function."""
@@ -534,11 +570,11 @@ _PLANS: Mapping[OpCategory, tuple[Any, Any]] = {
 }
 
 
-def run_plan(case: Case, device: str = "cpu") -> Outcome:
+def run_plan(case: Case, device: str = "cpu", preference: Any = None) -> Outcome:
     """Run a case through its plan and measure it."""
     problem = Problem(case)
-    problem.run(device)
-    return problem.outcome(problem.plan(device).precision_guarantee.relative_error)
+    problem.run(device, preference)
+    return problem.outcome(problem.plan(device, preference).precision_guarantee.relative_error)
 
 
 def run_function(case: Case) -> Outcome:

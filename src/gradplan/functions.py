@@ -119,7 +119,13 @@ def _number(label: str, value: Any) -> float:
 
 
 def _run(
-    function: str, plan: Plan, like: Any, given: dict[str, View], shape: Shape, out: Any
+    function: str,
+    plan: Plan,
+    like: Any,
+    given: dict[str, View],
+    shape: Shape,
+    out: Any,
+    stream: Any,
 ) -> Any:
     """Run into `out`, or into a new array like `like`; `shape` is the caller's own."""
     target = empty_like_type(like, shape) if out is None else out
@@ -134,7 +140,7 @@ def _run(
             plan._check_absent(operand)
         else:
             views[operand.name] = plan._checked(operand, found)
-    plan._run_views(views)
+    plan._run_views(views, stream=stream)
     return restore_type(like, target) if out is None else out
 
 
@@ -148,6 +154,7 @@ def _along(
     axis: Any,
     out: Any,
     preference: PlanPreference | None,
+    stream: Any,
     **more: Any,
 ) -> Any:
     """A gradient along one axis, where every array has the full shape."""
@@ -166,7 +173,7 @@ def _along(
         *more.items(),
     )
     chosen = _plan(plan, descriptor, lent.device, preference, fields)
-    return _run(function, chosen, dy, given, shape, out)
+    return _run(function, chosen, dy, given, shape, out, stream)
 
 
 def softmax_backward(
@@ -189,6 +196,7 @@ def softmax_backward(
         axis,
         out,
         preference,
+        stream,
     )
 
 
@@ -212,6 +220,7 @@ def log_softmax_backward(
         axis,
         out,
         preference,
+        stream,
     )
 
 
@@ -250,7 +259,7 @@ def lerp_backward(
                     f"lerp_backward: {operand.name} must have shape {shape}, got {made.shape}"
                 )
             given[operand.name] = plan._checked(operand, _row(made))
-    plan._run_views(given)
+    plan._run_views(given, stream=stream)
     if out is not None:
         return targets
     return restore_type(dy, targets[0]), restore_type(dy, targets[1])
@@ -265,6 +274,7 @@ def _scan(
     reverse: bool,
     out: Any,
     preference: PlanPreference | None,
+    stream: Any,
     ties: Any = "first",
 ) -> Any:
     return _along(
@@ -277,6 +287,7 @@ def _scan(
         axis,
         out,
         preference,
+        stream,
         reverse=bool(reverse),
         ties=TieRule.coerce(ties),
     )
@@ -292,7 +303,7 @@ def cumsum_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of cumsum: dx[k] = dy[k] + dx[k+1]."""
-    return _scan(ScanKind.CUMSUM, dy, None, None, axis, reverse, out, preference)
+    return _scan(ScanKind.CUMSUM, dy, None, None, axis, reverse, out, preference, stream)
 
 
 def cumprod_backward(
@@ -310,7 +321,7 @@ def cumprod_backward(
 
     Exact at zeros. Without `y` the products are recomputed from `x`.
     """
-    return _scan(ScanKind.CUMPROD, dy, x, y, axis, reverse, out, preference)
+    return _scan(ScanKind.CUMPROD, dy, x, y, axis, reverse, out, preference, stream)
 
 
 def cummax_backward(
@@ -329,7 +340,7 @@ def cummax_backward(
 
     `ties="last"` lets a later equal value win, as PyTorch does.
     """
-    return _scan(ScanKind.CUMMAX, dy, x, y, axis, reverse, out, preference, ties)
+    return _scan(ScanKind.CUMMAX, dy, x, y, axis, reverse, out, preference, stream, ties)
 
 
 def cummin_backward(
@@ -345,7 +356,7 @@ def cummin_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of cummin: each winner receives the dy of the steps that it leads."""
-    return _scan(ScanKind.CUMMIN, dy, x, y, axis, reverse, out, preference, ties)
+    return _scan(ScanKind.CUMMIN, dy, x, y, axis, reverse, out, preference, stream, ties)
 
 
 def logcumsumexp_backward(
@@ -364,7 +375,7 @@ def logcumsumexp_backward(
     S[k] = dy[k] + exp(y[k] − y[k+1])·S[k+1]. Without `y` it is recomputed in f64, which is more
     accurate for half types.
     """
-    return _scan(ScanKind.LOG_CUMSUM_EXP, dy, x, y, axis, reverse, out, preference)
+    return _scan(ScanKind.LOG_CUMSUM_EXP, dy, x, y, axis, reverse, out, preference, stream)
 
 
 def _reduced_axes(function: str, axis: Any, rank: int) -> Shape:
@@ -410,6 +421,7 @@ def _reduce(
     keepdims: bool,
     out: Any,
     preference: PlanPreference | None,
+    stream: Any,
     **more: Any,
 ) -> Any:
     function = spec_of(OpCategory.REDUCTION, kind).function
@@ -443,7 +455,7 @@ def _reduce(
         *more.items(),
     )
     plan = _plan(ReduceBackwardPlan, ReduceBackwardDescriptor, lent.device, preference, fields)
-    return _run(function, plan, dy if x is None else x, given, extents, out)
+    return _run(function, plan, dy if x is None else x, given, extents, out, stream)
 
 
 def sum_backward(
@@ -457,7 +469,7 @@ def sum_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of sum: dx = dy, for an input of this shape."""
-    return _reduce(ReduceKind.SUM, dy, None, None, shape, axis, keepdims, out, preference)
+    return _reduce(ReduceKind.SUM, dy, None, None, shape, axis, keepdims, out, preference, stream)
 
 
 def mean_backward(
@@ -471,7 +483,7 @@ def mean_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of mean: dx = dy / n, for an input of this shape."""
-    return _reduce(ReduceKind.MEAN, dy, None, None, shape, axis, keepdims, out, preference)
+    return _reduce(ReduceKind.MEAN, dy, None, None, shape, axis, keepdims, out, preference, stream)
 
 
 def max_backward(
@@ -488,7 +500,17 @@ def max_backward(
 ) -> Any:
     """The gradient of max: dy where x == y, else 0, shared among ties by `ties`."""
     return _reduce(
-        ReduceKind.MAX, dy, x, y, None, axis, keepdims, out, preference, ties=TieRule.coerce(ties)
+        ReduceKind.MAX,
+        dy,
+        x,
+        y,
+        None,
+        axis,
+        keepdims,
+        out,
+        preference,
+        stream,
+        ties=TieRule.coerce(ties),
     )
 
 
@@ -506,7 +528,17 @@ def min_backward(
 ) -> Any:
     """The gradient of min: dy where x == y, else 0, shared among ties by `ties`."""
     return _reduce(
-        ReduceKind.MIN, dy, x, y, None, axis, keepdims, out, preference, ties=TieRule.coerce(ties)
+        ReduceKind.MIN,
+        dy,
+        x,
+        y,
+        None,
+        axis,
+        keepdims,
+        out,
+        preference,
+        stream,
+        ties=TieRule.coerce(ties),
     )
 
 
@@ -522,7 +554,7 @@ def prod_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of prod: dy · Π of the others, exact at zeros."""
-    return _reduce(ReduceKind.PROD, dy, x, y, None, axis, keepdims, out, preference)
+    return _reduce(ReduceKind.PROD, dy, x, y, None, axis, keepdims, out, preference, stream)
 
 
 def norm2_backward(
@@ -537,7 +569,7 @@ def norm2_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of the 2-norm: dy · x / y, and 0 where y == 0."""
-    return _reduce(ReduceKind.NORM2, dy, x, y, None, axis, keepdims, out, preference)
+    return _reduce(ReduceKind.NORM2, dy, x, y, None, axis, keepdims, out, preference, stream)
 
 
 def logsumexp_backward(
@@ -552,7 +584,7 @@ def logsumexp_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of log-sum-exp: dy · exp(x − y), and 0 where y == −inf."""
-    return _reduce(ReduceKind.LOG_SUM_EXP, dy, x, y, None, axis, keepdims, out, preference)
+    return _reduce(ReduceKind.LOG_SUM_EXP, dy, x, y, None, axis, keepdims, out, preference, stream)
 
 
 def var_backward(
@@ -577,6 +609,7 @@ def var_backward(
         keepdims,
         out,
         preference,
+        stream,
         correction=_number("var_backward: correction", correction),
     )
 
@@ -604,6 +637,7 @@ def std_backward(
         keepdims,
         out,
         preference,
+        stream,
         correction=_number("std_backward: correction", correction),
     )
 
@@ -663,7 +697,7 @@ def embedding_backward(
         "indices": reshape_view(keys, extents, steps[0]),
         "dweight": table,
     }
-    plan._run_views(views, index_shape=extents)
+    plan._run_views(views, index_shape=extents, stream=stream)
     return restore_type(dout, target) if out is None else out
 
 

@@ -8,7 +8,7 @@ the arrays' strides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
 from .views import View, view
 
+if TYPE_CHECKING:
+    from .backends.gpu.streams import Streams
+
 __all__ = [
     "BinaryParamBackwardPlan",
     "BoundLaunch",
@@ -56,6 +59,10 @@ Views = dict[str, View]
 
 def _device_name(device: Any) -> str:
     name = str(device).lower()
+    if name == "cuda":  # the current one at this moment
+        from .backends.gpu.launch import current_device
+
+        return f"cuda:{current_device()}"
     return "cpu" if name == "cpu:0" else name
 
 
@@ -65,19 +72,32 @@ class BoundLaunch:
     It owns its workspace, so one run may be in flight at a time.
     """
 
-    __slots__ = ("_keep", "_launch", "_plan", "_program")
+    __slots__ = ("_keep", "_launch", "_plan", "_program", "_streams")
 
     def __init__(
-        self, plan: Plan, program: Program, launch: Callable[[], None], keep: tuple[Any, ...]
+        self,
+        plan: Plan,
+        program: Program,
+        launch: Callable[..., None],
+        keep: tuple[Any, ...],
+        streams: Streams | None,
     ) -> None:
         self._plan = plan
         self._program = program
         self._launch = launch
         self._keep = keep
+        self._streams = streams
 
     def __call__(self, stream: Any = None) -> None:
-        """Run it. On the CPU `stream` is ignored and the work is done on return."""
-        self._launch()
+        """Run it, on a GPU on the stream that is current now or on the one given.
+
+        On the CPU `stream` is ignored and the work is done on return.
+        """
+        streams = self._streams
+        if streams is None:
+            self._launch()
+        else:
+            self._launch(streams.current() if stream is None else streams.handle(stream))
 
     @property
     def sku(self) -> KernelSku:
@@ -204,24 +224,51 @@ class Plan:
         """Fix the kernel variant for these very arrays, and keep them alive."""
         views = self._views(args)
         program = self._prepare(views)
-        address, keep = self._workspace(program.workspace_bytes, workspace, views)
+        streams = self._streams_of(views)
+        handle = 0 if streams is None else streams.current()
+        address, keep = self._workspace(program.workspace_bytes, workspace, views, handle)
         launch = program.bind(views, address)
-        return BoundLaunch(self, program, launch, (set(views), views, args, keep))
+        if streams is not None and keep is not None and workspace is None:
+            streams = streams.owning(keep, handle)
+        return BoundLaunch(self, program, launch, (set(views), views, args, keep), streams)
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
         """Validate and run. Without a workspace the plan provides one for the call."""
-        self._run_views(self._views(args), workspace)
+        self._run_views(self._views(args), workspace, stream=stream)
 
     def _run_views(
-        self, views: Views, workspace: Any = None, index_shape: Sequence[int] | None = None
+        self,
+        views: Views,
+        workspace: Any = None,
+        index_shape: Sequence[int] | None = None,
+        stream: Any = None,
     ) -> None:
         program = self._prepare(views, index_shape)
         needed = program.workspace_bytes
-        if needed == 0 and workspace is None:
-            program.bind(views, 0)()
+        if self._backend.device is None:
+            if needed == 0 and workspace is None:
+                program.bind(views, 0)()
+                return
+            address, _keep = self._workspace(needed, workspace, views)
+            program.bind(views, address)()
             return
-        address, _keep = self._workspace(needed, workspace, views)
-        program.bind(views, address)()
+        streams = self._streams_of(views)
+        assert streams is not None
+        handle = streams.current() if stream is None else streams.handle(stream)
+        if needed == 0 and workspace is None:
+            program.bind(views, 0)(handle)
+            return
+        # The allocator may hand the memory out again at once: to this stream alone.
+        address, _keep = self._workspace(needed, workspace, views, handle)
+        program.bind(views, address)(handle)
+
+    def _streams_of(self, views: Views) -> Streams | None:
+        """The streams of the arrays' own library; None on the CPU."""
+        if self._backend.device is None:
+            return None
+        from .backends.gpu.streams import streams_of
+
+        return streams_of(self._backend.device, views[self._operands[0].name].owner)
 
     def _views(self, args: Any) -> Views:
         """Views of the arguments, each checked against its operand."""
@@ -294,17 +341,46 @@ class Plan:
             strides[operand.name] = tuple(0 if n == 1 else step for n, step in extents)
         return self._program(strides)
 
-    def _workspace(self, needed: int, given: Any, views: Views) -> tuple[int, Any]:
+    def _workspace(self, needed: int, given: Any, views: Views, stream: int = 0) -> tuple[int, Any]:
         """The address of a workspace, and what keeps it alive."""
         if given is None:
             if needed == 0:
                 return 0, None
+            if self._backend.device is not None:
+                from .backends.gpu.streams import allocate
+
+                memory = allocate(needed, self._backend.device, stream)
+                return memory.data_ptr(), memory
             own = np.empty(needed + _WORKSPACE_ALIGNMENT, np.uint8)
             address = own.__array_interface__["data"][0]
             return -(-address // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT, own
         return self._checked_workspace(given, views), given
 
     def _checked_workspace(self, given: Any, views: Views) -> int:
+        if self._backend.device is None:
+            address, size = self._host_workspace(given)
+        else:
+            from .backends.gpu.streams import workspace_memory
+
+            address, size = workspace_memory(self._me, given, self._device)
+        if size < self._workspace_size:
+            raise WorkspaceTooSmall(
+                self._workspace_size,
+                size,
+                f"{self._me}: workspace needs {self._workspace_size} bytes, got {size}",
+            )
+        if address % _WORKSPACE_ALIGNMENT and size:
+            raise MisalignedOperand(
+                f"{self._me}: workspace must be aligned to {_WORKSPACE_ALIGNMENT} bytes, "
+                f"got address {address:#x}"
+            )
+        for name, lent in views.items():
+            lo, hi = lent.extent()
+            if lo < address + size and address < hi:
+                raise InvalidProblem(f"{self._me}: workspace overlaps {name}")
+        return address
+
+    def _host_workspace(self, given: Any) -> tuple[int, int]:
         array = given
         if not isinstance(array, np.ndarray):
             try:
@@ -321,23 +397,7 @@ class Plan:
             )
         if not array.flags.writeable:
             raise InvalidProblem(f"{self._me}: workspace is read-only")
-        if array.nbytes < self._workspace_size:
-            raise WorkspaceTooSmall(
-                self._workspace_size,
-                array.nbytes,
-                f"{self._me}: workspace needs {self._workspace_size} bytes, got {array.nbytes}",
-            )
-        address = int(array.__array_interface__["data"][0])
-        if address % _WORKSPACE_ALIGNMENT and array.nbytes:
-            raise MisalignedOperand(
-                f"{self._me}: workspace must be aligned to {_WORKSPACE_ALIGNMENT} bytes, "
-                f"got address {address:#x}"
-            )
-        for name, lent in views.items():
-            lo, hi = lent.extent()
-            if lo < address + array.nbytes and address < hi:
-                raise InvalidProblem(f"{self._me}: workspace overlaps {name}")
-        return address
+        return int(array.__array_interface__["data"][0]), array.nbytes
 
     def _sku_of(self, program: Program) -> KernelSku:
         desc = self._desc

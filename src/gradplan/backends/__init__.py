@@ -31,8 +31,11 @@ class Program(Protocol):
     @property
     def reads(self) -> Mapping[str, int]: ...
 
-    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[[], None]:
-        """A launch for these very arrays, with the workspace at this address."""
+    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
+        """A launch for these very arrays, with the workspace at this address.
+
+        On a GPU it takes the handle of a stream.
+        """
 
 
 class Backend(Protocol):
@@ -40,6 +43,8 @@ class Backend(Protocol):
 
     kind: BackendKind
     arch: str
+    device: int | None
+    """The index of a GPU; None where launches take no stream."""
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee: ...
     def workspace_bound(self, desc: Any) -> int: ...
@@ -53,6 +58,7 @@ class Backend(Protocol):
 
 class _NumbaBackend:
     kind = BackendKind.NUMBA
+    device: int | None = None
     arch = platform.machine() or "unknown"
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
@@ -78,6 +84,7 @@ class _NumbaBackend:
 
 class _ReferenceBackend:
     kind = BackendKind.REFERENCE
+    device: int | None = None
     arch = platform.machine() or "unknown"
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
@@ -99,7 +106,40 @@ class _ReferenceBackend:
         return ReferenceProgram(desc, index_shape)
 
 
+class _TritonBackend:
+    """A GPU; or, without an index, Triton's interpreter on CPU memory."""
+
+    kind = BackendKind.TRITON
+
+    def __init__(self, device: int | None) -> None:
+        from .gpu import launch
+
+        self.device = device
+        self.arch = "interpreter" if device is None else launch.device_arch(device)
+
+    def guarantee(self, desc: Any) -> PrecisionGuarantee:
+        from .gpu.precision import guarantee
+
+        return guarantee(desc, self.arch)
+
+    def workspace_bound(self, desc: Any) -> int:
+        from .gpu.programs import workspace_bound
+
+        return workspace_bound(desc, self.arch)
+
+    def prepare(
+        self,
+        desc: Any,
+        strides: Mapping[str, tuple[int, ...]],
+        index_shape: Sequence[int] | None = None,
+    ) -> Program:
+        from .gpu.programs import prepare
+
+        return prepare(desc, strides, self.arch, self.device, index_shape)
+
+
 _NUMBA, _REFERENCE = _NumbaBackend(), _ReferenceBackend()
+_triton: dict[int | None, Backend] = {}
 
 
 def find(device: str, preference: PlanPreference) -> Backend:
@@ -110,9 +150,25 @@ def find(device: str, preference: PlanPreference) -> Backend:
             return _NUMBA
         if wanted is BackendKind.REFERENCE:
             return _REFERENCE
-        raise Unsupported(f"the {wanted} backend does not run on the CPU; numba and reference do")
-    if device.startswith("cuda"):
-        raise Unsupported(
-            f"device {device!r}: this version of gradplan has no GPU backend; use device='cpu'"
-        )
-    raise Unsupported(f"device {device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+        from .gpu import launch
+
+        if not launch.interpreted():
+            raise Unsupported(
+                "the triton backend runs on device='cuda', and on the CPU only in Triton's "
+                "interpreter: set TRITON_INTERPRET=1 before Triton is imported"
+            )
+        return _triton.get(None) or _triton.setdefault(None, _TritonBackend(None))
+    name, _, index = device.partition(":")
+    if name != "cuda" or (index and not index.isdigit()):
+        raise Unsupported(f"device {device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+    from .gpu import launch
+
+    reason = launch.missing()
+    if reason is None and int(index or 0) >= launch.device_count():
+        reason = f"torch finds {launch.device_count()} CUDA devices on this machine"
+    if reason is not None:
+        raise Unsupported(f"device {device!r}: {reason}")
+    if wanted not in (None, BackendKind.TRITON):
+        raise Unsupported(f"the {wanted} backend does not run on a GPU; triton does")
+    number = int(index or 0)
+    return _triton.get(number) or _triton.setdefault(number, _TritonBackend(number))

@@ -1,0 +1,1 @@
+"""The GPU backend: Triton kernels, launched straight through the CUDA driver."""

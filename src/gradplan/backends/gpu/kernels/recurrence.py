@@ -1,0 +1,777 @@
+"""The engine *recurrence*: S[k] = dy[k] + c[k] · S[k+1], from the far end of the axis.
+
+Inside a tile the recurrence is an associative scan over pairs; between tiles it goes through
+carries kept in f64. FLIP says that the axis is walked the other way (`reverse=True`): then "next"
+is the place before in memory.
+
+- cumsum adds; rows of halves multiply by a triangle of ones on the matrix units;
+- cumprod scans (c, s) with c = x[k+1];
+- cummax, cummin scan (gates, s): a gate chooses, it never multiplies;
+- log-cumsum-exp needs no c inside a tile. With F[k] = exp(y[k] − m) for one m a tile,
+  S[k] = F[k] · Σ_{j≥k} dy[j] / F[j], so a plain sum does, as long as the tile's y lie within e⁴⁰ of
+  each other; a tile where they do not takes the pairs, in f64.
+"""
+
+import triton
+import triton.language as tl
+
+from .arithmetic import exp_of_difference, multiply
+from .tiles import fetch, outer_offset, put
+
+_INFINITY = tl.constexpr(float("inf"))
+_NAN = tl.constexpr(float("nan"))
+_RANGE = tl.constexpr(40.0)
+
+
+@triton.jit
+def affine(c1, s1, c2, s2):
+    """(c, s) stands for S ↦ s + c · S; the first argument is the part nearer the far end."""
+    return c1 * c2, s2 + c2 * s1
+
+
+@triton.jit
+def gated(f1, s1, f2, s2):
+    """Gates of a stretch: bit 0, its first element is a winner; bit 1, one of the others is."""
+    closed = ((f2 & 2) | (f1 & 1)) != 0
+    return (f2 & 3) | ((f1 & 1) << 1) | (f1 & 2), s2 + tl.where(closed, 0.0, s1)
+
+
+@triton.jit
+def first_wins(m1, i1, m2, i2):
+    wins = (m2 > m1) | ((m2 != m2) & (m1 == m1))
+    return tl.where(wins, m2, m1), tl.where(wins, i2, i1)
+
+
+@triton.jit
+def last_wins(m1, i1, m2, i2):
+    wins = (m2 >= m1) | (m2 != m2)
+    return tl.where(wins, m2, m1), tl.where(wins, i2, i1)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger; NaN is larger than any number."""
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def ratio(a, b):
+    """exp(a − b), and 1 where they are equal: two infinities have no difference."""
+    return tl.where(a == b, 1.0, tl.exp(a - b))
+
+
+@triton.jit
+def log_add(m1, e1, m2, e2):
+    """(m, e) stands for m + log e, m the largest term, in f64."""
+    m = larger(m1, m2)
+    return m, e1 * ratio(m1, m) + e2 * ratio(m2, m)
+
+
+@triton.jit
+def pick(value, chosen):
+    """The value of each row at the one chosen place: picked, never multiplied."""
+    return tl.sum(tl.where(chosen, value, 0.0), 1)
+
+
+@triton.jit
+def extremum(KIND: tl.constexpr, x):
+    """cummin is cummax of −x."""
+    if KIND == "cummin":
+        return -x
+    else:
+        return x
+
+
+@triton.jit
+def beats(TIES: tl.constexpr, x, m):
+    if TIES == "first":
+        return (x > m) | ((x != x) & (m == m))
+    else:
+        return (x >= m) | (x != x)
+
+
+@triton.jit
+def triangle_rows(
+    dy,
+    out,
+    row_dims,
+    row_dy,
+    row_out,
+    n,
+    FLIP: tl.constexpr,
+    A: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """cumsum of halves, a row a program, in tiles of A × 64 from the far end.
+
+    A block of 64 times a triangle of ones is its running sum, exact products in an f32
+    accumulator. 0 · NaN and 0 · inf would leak, so a tile with either takes the plain scan.
+    """
+    B: tl.constexpr = 64
+    T: tl.constexpr = A * B
+    pid = tl.program_id(0).to(tl.int64)
+    outer = pid // row_dims[0]
+    row = pid % row_dims[0]
+    source = dy + outer_offset(outer, row_dims, row_dy) + row * row_dy[0]
+    target = out + outer_offset(outer, row_dims, row_out) + row * row_out[0]
+    lane = tl.arange(0, B)
+    block = tl.arange(0, A)
+    if FLIP:
+        ones = lane[:, None] <= lane[None, :]
+    else:
+        ones = lane[:, None] >= lane[None, :]
+    element: tl.constexpr = dy.dtype.element_ty
+    SPECIAL: tl.constexpr = 0x7F80 if element == tl.bfloat16 else 0x7C00
+    ones = ones.to(element)
+    first = (lane == (B - 1 if FLIP else 0))[None, :]
+    tiles = tl.cdiv(n, T)
+    carry = tl.zeros((), tl.float64)
+    width = tl.full((), T, n.dtype)
+    for step in range(0, tiles):
+        if FLIP:
+            begin = width * step
+        else:
+            begin = width * (tiles - 1 - step)
+        index = begin + block[:, None] * B + lane[None, :]
+        if FULL:
+            values = tl.load(source + index)
+        else:
+            values = tl.load(source + index, mask=index < n, other=0.0)
+        bits = values.to(tl.int16, bitcast=True).to(tl.int32) & SPECIAL
+        if tl.max(tl.max(bits, 1), 0) < SPECIAL:
+            within = tl.dot(values, ones, out_dtype=tl.float32)
+            totals = pick(within, first)
+            beyond = tl.cumsum(totals, 0, reverse=not FLIP) - totals
+            sums = within + (beyond + carry.to(tl.float32))[:, None]
+            own = tl.sum(totals.to(tl.float64), 0)
+        else:
+            wide = tl.reshape(values.to(tl.float32), (1, T))
+            scanned = tl.cumsum(wide, 1, reverse=not FLIP)
+            sums = tl.reshape(scanned + carry.to(tl.float32), (A, B))
+            own = tl.sum(tl.sum(values.to(tl.float64), 1), 0)
+        carry += own
+        if FULL:
+            tl.store(target + index, sums.to(element))
+        else:
+            tl.store(target + index, sums.to(element), mask=index < n)
+
+
+@triton.jit
+def scan_tile(
+    dy,
+    x,
+    y,
+    out,
+    carries,
+    states,
+    row_dims,
+    row_dy,
+    row_x,
+    row_y,
+    row_out,
+    axis_dims,
+    axis_dy,
+    axis_x,
+    axis_y,
+    axis_out,
+    n,
+    KIND: tl.constexpr,
+    TIES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    DY: tl.constexpr,
+    X: tl.constexpr,
+    Y: tl.constexpr,
+    OUT: tl.constexpr,
+    PHASE: tl.constexpr,
+    FLIP: tl.constexpr,
+    WIDE: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """One tile of the axis a program.
+
+    PHASE "resident": the tile holds whole rows. Where it does not, "partial" leaves in `carries`
+    what each tile does to an S that arrives at its far end, `join_carries` makes of them the S
+    that does arrive, and "apply" uses it; `states` then holds the scan's own state before each
+    tile, where no y was given. Both are [slot, row tile, tile of the axis, R].
+    """
+    tiles_along = tl.cdiv(n, C)
+    pid = tl.program_id(0)
+    if PHASE == "apply":
+        # The last tiles that were read are the first to be mapped.
+        pid = tl.num_programs(0) - 1 - pid
+    part = pid % tiles_along
+    tile = (pid // tiles_along).to(tl.int64)
+    tiles = tl.cdiv(row_dims[0], R)
+    lane = tl.arange(0, R)
+    rows = (tile % tiles).to(tl.int32) * R + lane
+    slot = (tile * tiles_along + part) * R + lane
+    total = tl.num_programs(0).to(tl.int64) * R
+    carry = tl.zeros((R,), tl.float64)
+    gate = tl.zeros((R,), tl.int32)
+    if FLIP:
+        carried = part > 0
+    else:
+        carried = part < tiles_along - 1
+    if PHASE == "apply":
+        carry = tl.load(carries + slot)
+        gate = tl.load(carries + total + slot).to(tl.int32)
+    a, s = run_tile(
+        (dy, x, y, out),
+        (row_dims, row_dy, axis_dims, axis_dy),
+        (row_dims, row_x, axis_dims, axis_x),
+        (row_dims, row_y, axis_dims, axis_y),
+        (row_dims, row_out, axis_dims, axis_out),
+        states,
+        slot,
+        total,
+        n,
+        tile // tiles,
+        rows,
+        rows < row_dims[0],
+        part,
+        tiles_along,
+        carry,
+        gate,
+        carried,
+        KIND,
+        TIES,
+        ELEMENT,
+        DY,
+        X,
+        Y,
+        OUT,
+        PHASE,
+        FLIP,
+        WIDE,
+        R,
+        C,
+        FULL,
+    )
+    if PHASE == "partial":
+        tl.store(carries + slot, s)
+        tl.store(carries + total + slot, a)
+
+
+@triton.jit
+def scan_rows(
+    dy,
+    x,
+    y,
+    out,
+    row_dims,
+    row_dy,
+    row_x,
+    row_y,
+    row_out,
+    axis_dims,
+    axis_dy,
+    axis_x,
+    axis_y,
+    axis_out,
+    n,
+    KIND: tl.constexpr,
+    TIES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    DY: tl.constexpr,
+    X: tl.constexpr,
+    Y: tl.constexpr,
+    OUT: tl.constexpr,
+    FLIP: tl.constexpr,
+    WIDE: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Whole rows a program, tile by tile from the far end; the state comes from y."""
+    pid = tl.program_id(0).to(tl.int64)
+    tiles = tl.cdiv(row_dims[0], R)
+    rows = (pid % tiles).to(tl.int32) * R + tl.arange(0, R)
+    tiles_along = tl.cdiv(n, C)
+    carry = tl.zeros((R,), tl.float64)
+    gate = tl.zeros((R,), tl.int32)
+    for step in range(0, tiles_along):
+        if FLIP:
+            part = tiles_along * 0 + step
+        else:
+            part = tiles_along - 1 - step
+        a, carry = run_tile(
+            (dy, x, y, out),
+            (row_dims, row_dy, axis_dims, axis_dy),
+            (row_dims, row_x, axis_dims, axis_x),
+            (row_dims, row_y, axis_dims, axis_y),
+            (row_dims, row_out, axis_dims, axis_out),
+            None,
+            0,
+            0,
+            n,
+            pid // tiles,
+            rows,
+            rows < row_dims[0],
+            part,
+            tiles_along,
+            carry,
+            gate,
+            tiles_along * 0 + step > 0,
+            KIND,
+            TIES,
+            ELEMENT,
+            DY,
+            X,
+            Y,
+            OUT,
+            "apply",
+            FLIP,
+            WIDE,
+            R,
+            C,
+            FULL,
+        )
+        gate = a.to(tl.int32)
+
+
+@triton.jit
+def run_tile(
+    arrays,
+    dy_steps,
+    x_steps,
+    y_steps,
+    out_steps,
+    states,
+    slot,
+    total,
+    n,
+    outer,
+    rows,
+    row_mask,
+    part,
+    tiles_along,
+    carry,
+    gate,
+    carried,
+    KIND: tl.constexpr,
+    TIES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    DY: tl.constexpr,
+    X: tl.constexpr,
+    Y: tl.constexpr,
+    OUT: tl.constexpr,
+    PHASE: tl.constexpr,
+    FLIP: tl.constexpr,
+    WIDE: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """The gradient of a tile, stored unless PHASE is "partial".
+
+    Comes back: for "partial" what the tile does to an arriving S, (c or gates, s); otherwise the
+    gate and S of the tile's first place, for the tile before.
+    """
+    dy, x, y, out = arrays
+    begin = part.to(n.dtype) * C
+    index = begin + tl.arange(0, C)
+    mask = index < n
+    low = index == begin
+    high = index == tl.minimum(begin + C, n) - 1
+    if FLIP:
+        has_next = mask & (index > 0)
+        has_prev = index + 1 < n
+        ahead = (outer, rows, index - 1, row_mask, has_next)
+        behind = (outer, rows, index + 1, row_mask, has_prev)
+        first, far = high, low
+        start = part == tiles_along - 1
+    else:
+        has_next = index + 1 < n
+        has_prev = mask & (index > 0)
+        ahead = (outer, rows, index + 1, row_mask, has_next)
+        behind = (outer, rows, index - 1, row_mask, has_prev)
+        first, far = low, high
+        start = part == 0
+    at = (outer, rows, index, row_mask, mask)
+    first = first[None, :]
+    TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
+    d = tl.broadcast_to(fetch(dy, DY, at, dy_steps, 0.0, WIDE, FULL), (R, C))
+    if not FULL:
+        d = tl.where(mask[None, :], d, 0.0)
+
+    if KIND == "cumsum":
+        s = tl.cumsum(d, 1, reverse=not FLIP)
+        if PHASE == "apply":
+            s = tl.where(carried, s + carry[:, None].to(TYPE), s)
+        if PHASE != "partial":
+            put(out, OUT, s, at, out_steps, R, C, FULL)
+        if PHASE == "resident":
+            return carry, carry
+        elif PHASE == "partial":
+            return tl.full((R,), 1.0, tl.float64), pick(s, first).to(tl.float64)
+        else:
+            # The tile's own sum is added to the carry in f64.
+            own = tl.sum(d.to(tl.float64), 1)
+            return gate.to(tl.float64), tl.where(carried, carry + own, own)
+    elif KIND == "cumprod":
+        c = tl.broadcast_to(fetch(x, X, ahead, x_steps, 1.0, WIDE, False), (R, C))
+        c = tl.where(has_next[None, :], c, 1.0)
+        a, s = tl.associative_scan((c, d), 1, affine, reverse=not FLIP)
+        if PHASE == "partial":
+            return pick(a, first).to(tl.float64), pick(s, first).to(tl.float64)
+        else:
+            if PHASE == "apply":
+                s = tl.where(carried, s + a * carry[:, None].to(TYPE), s)
+            if Y == "n":
+                w = tl.broadcast_to(fetch(x, X, behind, x_steps, 1.0, WIDE, False), (R, C))
+                w = tl.where(has_prev[None, :] & ~first, w, 1.0)
+                w = tl.associative_scan(w, 1, multiply, reverse=FLIP)
+                if PHASE != "resident":
+                    w = w * tl.load(states + slot)[:, None].to(TYPE)
+            else:
+                w = fetch(y, Y, behind, y_steps, 1.0, WIDE, False)
+                w = tl.where(has_prev[None, :], w, 1.0)
+            put(out, OUT, w * s, at, out_steps, R, C, FULL)
+            return carry, pick(s, first).to(tl.float64)
+    elif KIND == "log_cumsum_exp":
+        return log_tile(
+            (x, y, out),
+            d,
+            x_steps,
+            y_steps,
+            out_steps,
+            states,
+            slot,
+            total,
+            at,
+            ahead,
+            first,
+            far,
+            carry,
+            carried,
+            ELEMENT,
+            X,
+            Y,
+            OUT,
+            PHASE,
+            FLIP,
+            R,
+            C,
+            FULL,
+        )
+    else:
+        winner = winners(
+            x, y, x_steps, y_steps, states, slot, at, behind, first, start,
+            KIND, TIES, X, Y, PHASE, FLIP, WIDE, R, C, FULL,
+        )  # fmt: skip
+        f, s = tl.associative_scan((winner.to(tl.int32), d), 1, gated, reverse=not FLIP)
+        if PHASE == "partial":
+            own = tl.sum(tl.where(first, f, 0), 1)
+            return own.to(tl.float64), pick(s, first).to(tl.float64)
+        else:
+            if PHASE == "apply":
+                arrives = carried & ((f & 2) == 0) & (gate[:, None] == 0)
+                s = tl.where(arrives, s + carry[:, None].to(TYPE), s)
+            put(out, OUT, tl.where(winner, s, 0.0), at, out_steps, R, C, FULL)
+            own = tl.sum((first & winner).to(tl.int32), 1)
+            return own.to(tl.float64), pick(s, first).to(tl.float64)
+
+
+@triton.jit
+def winners(
+    x, y, x_steps, y_steps, states, slot, at, behind, first, start,
+    KIND: tl.constexpr, TIES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, PHASE: tl.constexpr,
+    FLIP: tl.constexpr, WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Which places start a new extremum. The first of a row always does."""
+    if Y == "n":
+        v = tl.broadcast_to(extremum(KIND, fetch(x, X, at, x_steps, 0.0, WIDE, FULL)), (R, C))
+        v = tl.where(at[4][None, :], v, -_INFINITY)
+        place = tl.broadcast_to(at[2][None, :], (R, C))
+        if TIES == "first":
+            _, best = tl.associative_scan((v, place), 1, first_wins, reverse=FLIP)
+        else:
+            _, best = tl.associative_scan((v, place), 1, last_wins, reverse=FLIP)
+        wins = best == place
+        if PHASE != "resident":
+            wins = wins & (beats(TIES, v, tl.load(states + slot)[:, None].to(v.dtype)) | start)
+        return wins | (first & start)
+    elif TIES == "first":
+        v = extremum(KIND, fetch(y, Y, at, y_steps, 0.0, WIDE, FULL))
+        m = extremum(KIND, fetch(y, Y, behind, y_steps, 0.0, WIDE, False))
+        return tl.broadcast_to(beats(TIES, v, m), (R, C)) | (first & start)
+    else:
+        v = fetch(x, X, at, x_steps, 0.0, WIDE, FULL)
+        m = fetch(y, Y, at, y_steps, 0.0, WIDE, FULL)
+        return tl.broadcast_to((v == m) | (v != v), (R, C)) | (first & start)
+
+
+@triton.jit
+def log_tile(
+    arrays,
+    d,
+    x_steps,
+    y_steps,
+    out_steps,
+    states,
+    slot,
+    total,
+    at,
+    ahead,
+    first,
+    far,
+    carry,
+    carried,
+    ELEMENT: tl.constexpr,
+    X: tl.constexpr,
+    Y: tl.constexpr,
+    OUT: tl.constexpr,
+    PHASE: tl.constexpr,
+    FLIP: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    WIDE: tl.constexpr = ELEMENT == "f64"
+    TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
+    x, y, out = arrays
+    row_mask = at[3]
+    mask = at[4][None, :]
+    has_next = ahead[4][None, :]
+    # The one place whose next lies in another tile.
+    edge = far & ahead[4]
+    beyond = (ahead[0], ahead[1], ahead[2], ahead[3], edge)
+    u = tl.broadcast_to(fetch(x, X, at, x_steps, 0.0, WIDE, FULL), (R, C))
+    here = row_mask[:, None] & mask
+    largest = tl.max(tl.where(here & (d == d), tl.abs(d), 0.0), 1)
+    if Y == "n":
+        top = tl.max(tl.where(here & (u == u), u, -_INFINITY), 1).to(tl.float64)
+        broken = tl.max(tl.where(here & ((u != u) | (u == _INFINITY)), 1, 0), 1)
+        m0 = tl.full((R,), -_INFINITY, tl.float64)
+        e0 = tl.zeros((R,), tl.float64)
+        if PHASE != "resident":
+            m0 = tl.load(states + slot)
+            e0 = tl.load(states + total + slot)
+        high = tl.maximum(top, m0)
+        low = tl.maximum(m0, pick(u, first).to(tl.float64))
+        usual = (broken == 0) & (m0 == m0) & (low > high - _RANGE) & (high < _INFINITY)
+        low = high - _RANGE
+    else:
+        v = tl.broadcast_to(fetch(y, Y, at, y_steps, 0.0, WIDE, FULL), (R, C))
+        low = tl.min(tl.where(here, v, _INFINITY), 1).to(tl.float64)
+        high = tl.max(tl.where(here, v, -_INFINITY), 1).to(tl.float64)
+        broken = tl.max((here & (v != v)).to(tl.int32), 1)
+        usual = (broken == 0) & (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
+    usual = usual & (largest < 1e18) & ((largest > 1e-18) | (largest == 0.0))
+    if tl.min(tl.where(row_mask & ~usual, 0, 1), 0) == 1:
+        # One reference a row, in the middle of what the exponents reach.
+        ref = tl.where(row_mask, (high + low) * 0.5, 0.0).to(TYPE)
+        ref64 = ref.to(tl.float64)
+        e = exp_of_difference(u, ref[:, None], ELEMENT)
+        if Y == "n":
+            e = tl.where(mask & (u > -_INFINITY), e, 0.0)
+            f = tl.cumsum(e, 1, reverse=FLIP)
+            if PHASE != "resident":
+                f += (e0 * tl.exp(m0 - ref64))[:, None].to(TYPE)
+            g = d / tl.where(f == 0.0, 1.0, f)
+            own = pick(f, first).to(tl.float64)
+            x_after = tl.broadcast_to(fetch(x, X, beyond, x_steps, 0.0, WIDE, False), (R, C))
+            arrived = pick(f, far[None, :]).to(tl.float64)
+            arrived += tl.exp(pick(x_after, edge[None, :]).to(tl.float64) - ref64)
+            arriving = 1.0 / arrived
+        else:
+            g = d * exp_of_difference(ref[:, None], v, ELEMENT)
+            own = tl.exp(pick(v, first).to(tl.float64) - ref64)
+            if PHASE == "resident":
+                arriving = own
+            else:
+                y_after = tl.broadcast_to(fetch(y, Y, beyond, y_steps, 0.0, WIDE, False), (R, C))
+                arriving = tl.exp(ref64 - pick(y_after, edge[None, :]).to(tl.float64))
+        if not FULL:
+            g = tl.where(mask, g, 0.0)
+        s = tl.cumsum(g, 1, reverse=not FLIP)
+        if PHASE == "apply":
+            s = tl.where(carried, s + (carry * arriving)[:, None].to(TYPE), s)
+        dx = tl.where(u == -_INFINITY, 0.0, e * s)
+        c_first = own * arriving
+        s_first = own * pick(s, first).to(tl.float64)
+    else:
+        u64 = u.to(tl.float64)
+        if Y == "n":
+            x_next = tl.broadcast_to(fetch(x, X, ahead, x_steps, 0.0, True, False), (R, C))
+            lowest = tl.full((R, C), -_INFINITY, tl.float64)
+            one = tl.where(mask, 1.0, tl.zeros((R, C), tl.float64))
+            begun = (tl.where(mask, u64, lowest), one)
+            m1, e1 = tl.associative_scan(begun, 1, log_add, reverse=FLIP)
+            # The state one step on: the same scan over what follows, begun with the tile's first.
+            one = tl.where(has_next, 1.0, tl.zeros((R, C), tl.float64))
+            begun = (tl.where(has_next, x_next, lowest), one)
+            m2, e2 = tl.associative_scan(begun, 1, log_add, reverse=FLIP)
+            u_first = pick(u64, first)[:, None]
+            m2, e2 = log_add(u_first, tl.full((R, 1), 1.0, tl.float64), m2, e2)
+            if PHASE != "resident":
+                m1, e1 = log_add(m0[:, None], e0[:, None], m1, e1)
+                m2, e2 = log_add(m0[:, None], e0[:, None], m2, e2)
+            same = (m1 == m2) & (tl.abs(m1) == _INFINITY)
+            c = tl.where(same, 1.0, ratio(m1, m2) * e1 / e2)
+            w = tl.where(u64 == _INFINITY, _NAN, ratio(u64, m1) / e1)
+        else:
+            v64 = v.to(tl.float64)
+            v_next = fetch(y, Y, ahead, y_steps, 0.0, True, False)
+            c = ratio(v64, v_next)
+            w = tl.exp(u64 - v64)
+        c = tl.broadcast_to(tl.where(has_next, c, 1.0), (R, C))
+        a, s64 = tl.associative_scan((c, d.to(tl.float64)), 1, affine, reverse=not FLIP)
+        if PHASE == "apply":
+            s64 = tl.where(carried, s64 + a * carry[:, None], s64)
+        dx = tl.where(u == -_INFINITY, 0.0, w * s64).to(TYPE)
+        c_first = pick(a, first)
+        s_first = pick(s64, first)
+    if PHASE != "partial":
+        put(out, OUT, dx, at, out_steps, R, C, FULL)
+    return c_first, s_first
+
+
+@triton.jit
+def scan_states(
+    x,
+    states,
+    row_dims,
+    row_x,
+    axis_dims,
+    axis_x,
+    n,
+    KIND: tl.constexpr,
+    X: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """What each tile adds to the scan's own state: where y is not given."""
+    tiles_along = tl.cdiv(n, C)
+    pid = tl.program_id(0)
+    part = pid % tiles_along
+    tile = (pid // tiles_along).to(tl.int64)
+    tiles = tl.cdiv(row_dims[0], R)
+    lane = tl.arange(0, R)
+    rows = (tile % tiles).to(tl.int32) * R + lane
+    slot = (tile * tiles_along + part) * R + lane
+    total = tl.num_programs(0).to(tl.int64) * R
+    index = part.to(n.dtype) * C + tl.arange(0, C)
+    mask = (index < n)[None, :]
+    at = (tile // tiles, rows, index, rows < row_dims[0], index < n)
+    u = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, True, FULL)
+    u = tl.broadcast_to(u, (R, C))
+    if KIND == "cumprod":
+        tl.store(states + slot, tl.reduce(tl.where(mask, u, 1.0), 1, multiply))
+    else:
+        u = tl.where(mask, extremum(KIND, u), -_INFINITY)
+        m = tl.reduce(u, 1, larger)
+        tl.store(states + slot, m)
+        if KIND == "log_cumsum_exp":
+            e = tl.where(mask, ratio(u, m[:, None]), 0.0)
+            tl.store(states + total + slot, tl.sum(e, 1))
+
+
+@triton.jit
+def join_states(
+    states,
+    total,
+    tiles_along,
+    KIND: tl.constexpr,
+    FLIP: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+):
+    """In place: the state before each tile, from what each tile adds."""
+    tile = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, R)
+    m = tl.full((R,), 1.0 if KIND == "cumprod" else -_INFINITY, tl.float64)
+    e = tl.zeros((R,), tl.float64)
+    for block in range(0, tl.cdiv(tiles_along, K)):
+        step = block * K + tl.arange(0, K)
+        inside = (step < tiles_along)[None, :]
+        # Shifted by one: each tile's state is that of all tiles before it.
+        if FLIP:
+            place = tiles_along - 1 - step
+            back = 1
+        else:
+            place = step
+            back = -1
+        source = states + (tile * tiles_along + place[None, :]) * R + lane[:, None]
+        before = source + back * R
+        here = inside & (step > block * K)[None, :]
+        last = (step == tl.minimum(block * K + K, tiles_along) - 1)[None, :]
+        if KIND == "cumprod":
+            own = tl.load(before, mask=here, other=1.0)
+            m_last = pick(tl.load(source, mask=inside, other=1.0), last)
+            tl.debug_barrier()
+            scanned = tl.associative_scan(own, 1, multiply) * m[:, None]
+            tl.store(source, scanned, mask=inside)
+            m = pick(scanned, last) * m_last
+        elif KIND == "log_cumsum_exp":
+            own = tl.load(before, mask=here, other=-_INFINITY)
+            sums = tl.load(before + total, mask=here, other=0.0)
+            m_last = pick(tl.load(source, mask=inside, other=0.0), last)
+            e_last = pick(tl.load(source + total, mask=inside, other=0.0), last)
+            tl.debug_barrier()
+            m2, e2 = tl.associative_scan((own, sums), 1, log_add)
+            m2, e2 = log_add(m[:, None], e[:, None], m2, e2)
+            tl.store(source, m2, mask=inside)
+            tl.store(source + total, e2, mask=inside)
+            m, e = log_add(pick(m2, last), pick(e2, last), m_last, e_last)
+        else:
+            own = tl.load(before, mask=here, other=-_INFINITY)
+            m_last = pick(tl.load(source, mask=inside, other=0.0), last)
+            tl.debug_barrier()
+            scanned = larger(m[:, None], tl.associative_scan(own, 1, larger))
+            tl.store(source, scanned, mask=inside)
+            m = larger(pick(scanned, last), m_last)
+
+
+@triton.jit
+def join_carries(
+    carries,
+    total,
+    tiles_along,
+    GATES: tl.constexpr,
+    FLIP: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+):
+    """In place: the S that arrives at each tile, from what each tile does to an arriving S."""
+    tile = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, R)
+    s = tl.zeros((R,), tl.float64)
+    gate = tl.zeros((R,), tl.float64)
+    for block in range(0, tl.cdiv(tiles_along, K)):
+        step = block * K + tl.arange(0, K)
+        inside = (step < tiles_along)[None, :]
+        # What leaves a tile arrives at the one before; nothing arrives at the far end.
+        if FLIP:
+            place = step
+            onward = 1
+        else:
+            place = tiles_along - 1 - step
+            onward = -1
+        source = carries + (tile * tiles_along + place[None, :]) * R + lane[:, None]
+        own_s = tl.load(source, mask=inside, other=0.0)
+        own_a = tl.load(source + total, mask=inside, other=0.0)
+        tl.debug_barrier()
+        started = tiles_along * 0 + block > 0
+        if GATES:
+            f, sums = tl.associative_scan((own_a.to(tl.int32), own_s), 1, gated)
+            arrives = started & ((f & 2) == 0) & (gate[:, None] == 0.0)
+            sums = tl.where(arrives, sums + s[:, None], sums)
+            flags = (f & 1).to(tl.float64)
+        else:
+            c, sums = tl.associative_scan((own_a, own_s), 1, affine)
+            sums = tl.where(started, sums + c * s[:, None], sums)
+            flags = tl.zeros((R, K), tl.float64)
+        begin = inside & (step == block * K)[None, :]
+        tl.store(source, tl.broadcast_to(s[:, None], (R, K)), mask=begin)
+        tl.store(source + total, tl.broadcast_to(gate[:, None], (R, K)), mask=begin)
+        target = source + onward * R
+        inner = ((step + 1 < tiles_along) & (step + 1 < block * K + K))[None, :]
+        tl.store(target, sums, mask=inner)
+        tl.store(target + total, flags, mask=inner)
+        last = (step == tl.minimum(block * K + K, tiles_along) - 1)[None, :]
+        s = pick(sums, last)
+        gate = pick(flags, last)

@@ -1,0 +1,107 @@
+"""Tiles: how a program finds its elements.
+
+A problem is rows × axis, each a nest of dimensions collapsed by `geometry.nest`, innermost first.
+A tile holds up to R rows (neighbours along the innermost row dimension) by C steps of the axis; a
+place `at` is (outer, rows, index, row_mask, axis_mask): the number of the tile above the innermost
+row dimension, the rows within it, the steps of the axis, and which of both exist. An operand's
+`steps` are (row extents, row strides, axis extents, axis strides), and its MODE says what the
+compiler may rely on:
+
+- "t": its steps along the axis are 1;
+- "c": its rows are neighbours in memory (step 1), the axis is strided;
+- "s": any strides;
+- "r": one value a row, whatever the place on the axis;
+- "a": one value a place on the axis, whatever the row;
+- "n": absent.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def outer_offset(outer, extents, strides):
+    """Where the rows of a tile start: all row dimensions above the innermost."""
+    offset = outer * 0
+    for d in tl.static_range(1, len(extents)):
+        offset += (outer % extents[d]) * strides[d]
+        outer = outer // extents[d]
+    return offset
+
+
+@triton.jit
+def axis_offset(index, extents, strides):
+    """Offsets of places on the axis, whose dimensions are told apart by division."""
+    if len(extents) == 1:
+        return index.to(tl.int64) * strides[0]
+    else:
+        offset = index.to(tl.int64) * 0
+        for d in tl.static_range(0, len(extents)):
+            offset += (index % extents[d]).to(tl.int64) * strides[d]
+            index = index // extents[d]
+        return offset
+
+
+@triton.jit
+def place(pointer, MODE: tl.constexpr, at, steps):
+    """Pointers of shape [R, C], [R, 1] or [1, C]."""
+    base = pointer + outer_offset(at[0], steps[0], steps[1])
+    if MODE == "c":
+        across = at[1][:, None]
+    else:
+        across = at[1][:, None].to(tl.int64) * steps[1][0]
+    if MODE == "r":
+        return base + across
+    else:
+        if MODE == "t":
+            along = at[2][None, :]
+        else:
+            along = axis_offset(at[2], steps[2], steps[3])[None, :]
+        if MODE == "a":
+            return base + along
+        else:
+            return base + across + along
+
+
+@triton.jit
+def fetch(pointer, MODE: tl.constexpr, at, steps, other, WIDE: tl.constexpr, FULL: tl.constexpr):
+    """An operand's part of the tile, in f32 or f64; `other` where there is no element.
+
+    FULL says that every tile is full: nothing is masked.
+    """
+    if MODE == "n":
+        return 0.0
+    else:
+        source = place(pointer, MODE, at, steps)
+        if FULL:
+            value = tl.load(source)
+        elif MODE == "r":
+            value = tl.load(source, mask=at[3][:, None], other=other)
+        elif MODE == "a":
+            value = tl.load(source, mask=at[4][None, :], other=other)
+        else:
+            value = tl.load(source, mask=at[3][:, None] & at[4][None, :], other=other)
+        return value.to(tl.float64 if WIDE else tl.float32)
+
+
+@triton.jit
+def put(
+    pointer,
+    MODE: tl.constexpr,
+    value,
+    at,
+    steps,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Round a tile once and store it."""
+    target = place(pointer, MODE, at, steps)
+    element: tl.constexpr = pointer.dtype.element_ty
+    if element == tl.bfloat16 or element == tl.float16:
+        value = value.to(tl.float32)
+    value = tl.broadcast_to(value.to(element), (R, C))
+    if FULL:
+        tl.store(target, value)
+    else:
+        tl.store(target, value, mask=at[3][:, None] & at[4][None, :])

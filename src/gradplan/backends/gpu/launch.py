@@ -1,0 +1,414 @@
+"""Kernels from their sources to the driver: compiled once a variant, launched with bound arguments.
+
+A `Step` is one launch: a kernel, its grid, its arguments by name and its compile-time constants.
+Pointers are named by operand; what changes from call to call is only their addresses. The variant
+of a kernel is its constants, the types of its arguments and their common alignment: shapes and
+numbers are ordinary arguments, so a new shape compiles nothing.
+
+On a GPU a launch goes straight to the driver, with the arguments packed in advance. In Triton's
+interpreter the same steps run on CPU memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import struct
+import threading
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ...errors import KernelFailure
+from ...views import View
+
+__all__ = ["Int", "Interpreter", "Launcher", "Pointer", "Step", "compiled", "device_arch"]
+
+WORKSPACE = "workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An operand's first element (or a place in the workspace), so many bytes further on."""
+
+    operand: str
+    type: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """An integer argument of a fixed width; `aligned` ones share the step's alignment."""
+
+    value: int
+    type: str = "i64"
+
+
+Argument = Pointer | Int | float | None | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch."""
+
+    kernel: str
+    """module.function below `kernels`."""
+    grid: int
+    arguments: tuple[tuple[str, Argument], ...]
+    constants: tuple[tuple[str, Any], ...]
+    warps: int
+    alignment: int = 1
+    """A power of two, in elements, that divides every stride and extent it is claimed for."""
+    aligned: tuple[str, ...] = ()
+    """The integer arguments that it divides."""
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its interpreter: decided by its own switch when it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def missing() -> str | None:
+    """What keeps kernels from running on a GPU here, in a sentence, or None."""
+    for module, extra in (("torch", "gpu"), ("triton", "gpu")):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return (
+                f"{module} is not installed; the GPU backend needs it: "
+                f"pip install 'gradplan[{extra}]'"
+            )
+    import torch
+
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device on this machine; use device='cpu'"
+    return None
+
+
+@lru_cache(maxsize=64)
+def device_arch(index: int) -> str:
+    """The architecture of a device, such as sm_90."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def device_count() -> int:
+    """How many GPUs there are."""
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def current_device() -> int:
+    """The index of the current GPU; 0 where there is none, which `missing` then explains."""
+    if missing() is not None:
+        return 0
+    import torch
+
+    return int(torch.cuda.current_device())
+
+
+def _function(name: str) -> Any:
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"{__package__}.kernels.{module}"), function)
+
+
+_TYPES = {"i32": (4, "i"), "i64": (8, "q"), "fp64": (8, "d")}
+
+
+def _signature(step: Step, pointer_bytes: int) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Triton's signature, constants and attributes of a step."""
+    signature: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    divides = [["tt.divisibility", step.alignment]]
+    for position, (name, value) in enumerate(step.arguments):
+        if value is None:
+            signature[name] = "constexpr"
+            constants[name] = None
+        elif isinstance(value, Pointer):
+            signature[name] = f"*{value.type}"
+            if pointer_bytes > 1:
+                attributes[position,] = [["tt.divisibility", pointer_bytes]]
+        elif isinstance(value, Int):
+            signature[name] = value.type
+            if step.alignment > 1 and name in step.aligned:
+                attributes[position,] = divides
+        elif isinstance(value, tuple):
+            signature[name] = ("i64",) * len(value)
+            if step.alignment > 1 and name in step.aligned:
+                for k in range(len(value)):
+                    attributes[position, k] = divides
+        else:
+            signature[name] = "fp64"
+    for name, value in step.constants:
+        signature[name] = "constexpr"
+        constants[name] = value
+    return signature, constants, attributes
+
+
+_compiling = threading.Lock()
+_kernels: dict[Any, Any] = {}
+
+
+def _variant(step: Step, pointer_bytes: int) -> tuple[Any, ...]:
+    """What tells the compiled variants of a kernel apart."""
+    types = []
+    for _, value in step.arguments:
+        if isinstance(value, Pointer):
+            types.append(f"*{value.type}")
+        elif isinstance(value, Int):
+            types.append(value.type)
+        elif isinstance(value, tuple):
+            types.append(str(len(value)))
+        else:
+            types.append(type(value).__name__)
+    aligned = step.aligned if step.alignment > 1 else ()
+    return (
+        step.kernel,
+        tuple(types),
+        step.constants,
+        step.warps,
+        step.alignment,
+        aligned,
+        pointer_bytes,
+    )
+
+
+def compiled(step: Step, pointer_bytes: int, capability: int) -> Any:
+    """Triton's compiled kernel of a step, for an architecture such as 90."""
+    key = (_variant(step, pointer_bytes), capability)
+    found = _kernels.get(key)
+    if found is None:
+        with _compiling:
+            found = _kernels.get(key)
+            if found is None:
+                import triton
+                from triton.backends.compiler import GPUTarget
+                from triton.compiler import ASTSource
+
+                signature, constants, attributes = _signature(step, pointer_bytes)
+                source = ASTSource(_function(step.kernel), signature, constants, attributes)
+                found = triton.compile(
+                    source,
+                    target=GPUTarget("cuda", capability, 32),
+                    options={"num_warps": step.warps},
+                )
+                _kernels[key] = found
+    return found
+
+
+class _Driver:
+    """The few functions of the CUDA driver that a launch needs."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL("libcuda.so.1")
+        self.launch = library.cuLaunchKernel
+        self.launch.argtypes = [
+            ctypes.c_void_p,
+            *[ctypes.c_uint] * 7,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+        self._text = library.cuGetErrorString
+        self._text.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+
+    def text(self, code: int) -> str:
+        found = ctypes.c_char_p()
+        self._text(code, ctypes.byref(found))
+        return found.value.decode() if found.value else "unknown error"
+
+
+@lru_cache(maxsize=1)
+def _driver() -> _Driver:
+    return _Driver()
+
+
+_loaded: dict[Any, tuple[int, int]] = {}
+
+
+def _handle(step: Step, pointer_bytes: int, device: int) -> tuple[int, int]:
+    """The driver's handle of a step's kernel on a device, and its shared memory in bytes."""
+    key = (_variant(step, pointer_bytes), device)
+    found = _loaded.get(key)
+    if found is None:
+        import torch
+
+        kernel = compiled(step, pointer_bytes, int(device_arch(device)[3:]))
+        with _compiling, torch.cuda.device(device):
+            torch.cuda.current_stream()
+            try:
+                from triton.runtime import driver
+
+                _module, function, _registers, _spills, _threads = driver.active.utils.load_binary(
+                    kernel.name, kernel.kernel, kernel.metadata.shared, device
+                )
+            except RuntimeError as error:
+                raise KernelFailure(-1, f"loading {step.kernel} failed: {error}") from error
+            found = _loaded[key] = int(function), int(kernel.metadata.shared)
+    return found
+
+
+def _packed(step: Step) -> tuple[array[int], tuple[tuple[int, Pointer], ...]]:
+    """The arguments as the kernel reads them, and which words are pointers."""
+    data = bytearray()
+    pointers = []
+
+    def put(code: str, size: int, value: Any) -> None:
+        data.extend(bytes(-len(data) % size))
+        data.extend(struct.pack(code, value))
+
+    for _, value in step.arguments:
+        if value is None:
+            continue
+        if isinstance(value, Pointer):
+            put("Q", 8, 0)
+            pointers.append((len(data) // 8 - 1, value))
+        elif isinstance(value, Int):
+            put(_TYPES[value.type][1], _TYPES[value.type][0], value.value)
+        elif isinstance(value, tuple):
+            for one in value:
+                put("q", 8, one)
+        else:
+            put("d", 8, value)
+    put("Q", 8, 0)  # Triton's two scratch pointers, which our kernels do not use
+    put("Q", 8, 0)
+    data.extend(bytes(-len(data) % 8))
+    return array("Q", bytes(data)), tuple(pointers)
+
+
+class Launcher:
+    """The steps of a program, ready to be bound to addresses on one device."""
+
+    def __init__(self, steps: Sequence[Step], device: int) -> None:
+        self.steps = tuple(steps)
+        self.device = device
+        self.packed = [_packed(step) for step in self.steps]
+        self.handles: dict[int, list[tuple[int, int]]] = {}
+
+    def kernels(self, pointer_bytes: int) -> list[tuple[int, int]]:
+        found = self.handles.get(pointer_bytes)
+        if found is None:
+            found = [_handle(step, pointer_bytes, self.device) for step in self.steps]
+            self.handles[pointer_bytes] = found
+        return found
+
+    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
+        """A launch on a stream, for these very arrays."""
+        addresses = {name: lent.ptr for name, lent in views.items()}
+        addresses[WORKSPACE] = workspace
+        blocks = []
+        low = 0
+        for template, pointers in self.packed:
+            block = array("Q", template)
+            for word, pointer in pointers:
+                address = addresses[pointer.operand] + pointer.offset
+                block[word] = address
+                low |= address
+            blocks.append(block)
+        # Pointers are claimed to be aligned to 16 bytes, or to nothing.
+        handles = self.kernels(16 if low & 15 == 0 else 1)
+        calls = []
+        keep: list[Any] = list(blocks)
+        for step, block, (function, shared) in zip(self.steps, blocks, handles, strict=True):
+            address, words = block.buffer_info()
+            size = array("Q", (8 * words,))
+            # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
+            extra = array("Q", (1, address, 2, size.buffer_info()[0], 0))
+            calls.append((function, step.grid, 32 * step.warps, shared, extra.buffer_info()[0]))
+            keep += (size, extra)
+        return _Bound(self.device, tuple(calls), keep)
+
+
+class _Bound:
+    """Launches with everything decided but the stream."""
+
+    __slots__ = ("_calls", "_device", "_keep", "_launch")
+
+    def __init__(self, device: int, calls: tuple[Any, ...], keep: list[Any]) -> None:
+        self._device = device
+        self._calls = calls
+        self._keep = keep
+        self._launch = _driver().launch
+
+    def __call__(self, stream: int) -> None:
+        launch = self._launch
+        for function, grid, threads, shared, extra in self._calls:
+            code = launch(function, grid, 1, 1, threads, 1, 1, shared, stream, None, extra)
+            if code:
+                self._again(code, function, grid, threads, shared, stream, extra)
+
+    def _again(
+        self,
+        code: int,
+        function: int,
+        grid: int,
+        threads: int,
+        shared: int,
+        stream: int,
+        extra: int,
+    ) -> None:
+        """A thread that has not touched CUDA yet, or stands on another device, is put right."""
+        if code in (201, 400):  # invalid context, invalid handle
+            import torch
+
+            with torch.cuda.device(self._device):
+                torch.cuda.current_stream(self._device).query()
+                code = self._launch(
+                    function, grid, 1, 1, threads, 1, 1, shared, stream, None, extra
+                )
+        if code:
+            raise KernelFailure(code, f"the launch failed: {_driver().text(code)} (CUDA {code})")
+
+
+class Interpreter:
+    """The steps of a program in Triton's interpreter, on CPU memory."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        from . import interpreter
+
+        interpreter.install()
+        self.steps = tuple(steps)
+
+    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
+        addresses = {name: lent.ptr for name, lent in views.items()}
+        addresses[WORKSPACE] = workspace
+
+        def run(stream: int = 0) -> None:
+            for step in self.steps:
+                arguments = {
+                    name: _tensor(addresses[value.operand] + value.offset, value.type)
+                    if isinstance(value, Pointer)
+                    else value.value
+                    if isinstance(value, Int)
+                    else value
+                    for name, value in step.arguments
+                }
+                _function(step.kernel)[(step.grid,)](**arguments, **dict(step.constants))
+
+        return run
+
+
+_TORCH_TYPES = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp64": "float64",
+    "i32": "int32",
+    "i64": "int64",
+}
+
+
+def _tensor(address: int, type_: str) -> Any:
+    """A tensor at an address: the interpreter reads its pointer and type alone."""
+    import torch
+
+    dtype = getattr(torch, _TORCH_TYPES[type_])
+    memory = (ctypes.c_char * dtype.itemsize).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)

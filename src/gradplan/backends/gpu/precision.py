@@ -1,0 +1,76 @@
+"""What the GPU kernels promise, from the operations they do.
+
+u is the element's unit roundoff (one rounding at the store), w = 2⁻²⁴ that of f32, v = 2⁻⁵³ that
+of f64. Row sums, carries between tiles, products and segment sums are f64 for every element; maps
+are f32 for all but f64; a tile's scan is f32 for halves and for cumsum and log-cumsum-exp of f32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...kinds import ElementKind, MathPrecision, OpCategory, ReduceKind, ScanKind, SoftmaxKind
+from ...sku import PrecisionGuarantee
+from .table import table_of
+
+__all__ = ["guarantee"]
+
+_W, _V = 2.0**-24, 2.0**-53
+# Roundings of an f32 map before the last: the row's sum or the reciprocal rounded to f32, the
+# difference, the product, the quotient, an exponential of 1.5 and its two factors.
+_MAP_LOSS: dict[Any, float] = {
+    SoftmaxKind.SOFTMAX: 3.0,
+    SoftmaxKind.LOG_SOFTMAX: 4.0,
+    ReduceKind.SUM: 0.0,
+    ReduceKind.MEAN: 1.0,
+    ReduceKind.MAX: 1.0,
+    ReduceKind.MIN: 1.0,
+    ReduceKind.PROD: 3.0,
+    ReduceKind.NORM2: 2.0,
+    ReduceKind.LOG_SUM_EXP: 4.0,
+    ReduceKind.VAR: 5.0,
+    ReduceKind.STD: 5.0,
+}
+# The longest chain of additions in a tile's scan: in a thread, across a warp, across warps.
+_SCAN_CHAIN = 64 + 5 + 32
+
+
+def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
+    """The written guarantee of a problem, for any layout."""
+    element = desc.element
+    shape, axes = desc.shape_and_axes
+    n = 1
+    for axis in axes:
+        n *= shape[axis]
+    half = element in (ElementKind.F16, ElementKind.BF16)
+    narrow = element is not ElementKind.F64
+    accumulator = ElementKind.F64
+    loss = (8 + n) * 4 * _V
+    if desc.category is OpCategory.SCAN:
+        tile = min(n, table_of(arch).scan_resident)
+        if element is ElementKind.F64:
+            loss = (16 + n) * (6 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2) * _V
+        elif desc.kind is ScanKind.CUMPROD:
+            # Factors that are rounded one by one; f32 goes through f64.
+            loss += 2 * (tile + 8) * _W if half else 0.0
+            accumulator = ElementKind.F32 if half else ElementKind.F64
+        else:
+            loss += (min(tile, _SCAN_CHAIN) + 12) * _W
+            accumulator = ElementKind.F32
+    elif narrow:
+        if desc.category is OpCategory.BINARY_ELEMENTWISE:
+            loss = 1.0 * _W
+        elif desc.category is not OpCategory.EMBEDDING:
+            loss += _MAP_LOSS[desc.op] * _W
+            if half:
+                loss += 4 * _W
+    math = MathPrecision.F32 if narrow and desc.category is not OpCategory.EMBEDDING else None
+    if desc.category is OpCategory.SCAN and accumulator is ElementKind.F64:
+        math = None
+    return PrecisionGuarantee(
+        math_precision=math or MathPrecision.F64,
+        accumulator=accumulator,
+        deterministic=True,
+        bit_stable_on_same_hardware=True,
+        relative_error=element.unit_roundoff * (1 + 2.0**-12) + loss,
+    )

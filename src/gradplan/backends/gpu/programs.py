@@ -1,0 +1,914 @@
+"""Programs: a problem with known strides becomes a few launches.
+
+The variant follows from shape, strides, element and architecture, never from the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from typing import Any
+
+from ...descriptors import (
+    BinaryParamBackwardDescriptor,
+    EmbeddingBackwardDescriptor,
+    ReduceBackwardDescriptor,
+    ScanBackwardDescriptor,
+)
+from ...errors import Unsupported
+from ...geometry import Dim, Nest, c_strides, nest
+from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, ScanKind, TieRule
+from ...registry import Engine
+from ...views import View
+from .launch import WORKSPACE, Argument, Int, Interpreter, Launcher, Pointer, Step
+from .table import Table, table_of
+
+__all__ = ["Program", "prepare", "workspace_bound"]
+
+Strides = Mapping[str, tuple[int, ...]]
+
+_TYPES = {
+    ElementKind.F32: "fp32",
+    ElementKind.F16: "fp16",
+    ElementKind.BF16: "bf16",
+    ElementKind.F64: "fp64",
+}
+_STATE_SLOTS = {ReduceKind.PROD: 3}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a bound problem launches."""
+
+    steps: tuple[Step, ...]
+    runner: Launcher | Interpreter | None
+    workspace_bytes: int
+    reads: Mapping[str, int]
+    layout: str
+    variant: str
+    why: str
+
+    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
+        """A launch on a stream, for these very arrays, with the workspace at this address."""
+        if self.runner is None:
+            return _nothing
+        return self.runner.bind(views, workspace)
+
+
+def _nothing(stream: int = 0) -> None:
+    """What an empty problem launches."""
+
+
+_EMPTY = Program(
+    steps=(),
+    runner=None,
+    workspace_bytes=0,
+    reads={},
+    layout="empty",
+    variant="none",
+    why="there are no elements",
+)
+
+
+def prepare(
+    desc: Any,
+    strides: Strides,
+    arch: str,
+    device: int | None,
+    index_shape: Sequence[int] | None = None,
+) -> Program:
+    """The program for arrays with these strides; without a device, for the interpreter."""
+    table = table_of(arch)
+    engine = desc.spec.engine
+    if engine in (Engine.MAP, Engine.ROW_STATE):
+        made = _rows(desc, strides, table)
+    elif engine is Engine.RECURRENCE:
+        made = _recurrence(desc, strides, table)
+    else:
+        made = _segments(desc, strides, index_shape or (desc.num_indices,), table)
+    if not made.steps:
+        return made
+    runner: Launcher | Interpreter
+    runner = Interpreter(made.steps) if device is None else Launcher(made.steps, device)
+    return Program(
+        steps=made.steps,
+        runner=runner,
+        workspace_bytes=made.workspace_bytes,
+        reads=made.reads,
+        layout=made.layout,
+        variant=made.variant,
+        why=made.why,
+    )
+
+
+def _up(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _down(n: int) -> int:
+    """The power of two below or at n."""
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def _integer(value: int) -> Int:
+    """An extent: 32 bits where they hold it with room for a tile beyond."""
+    return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
+
+
+def _warps(words: int, table: Table, least: int = 1) -> int:
+    return max(least, min(32, _down(words // (32 * table.thread_words))))
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Rows × axis, with every operand's strides, ready to be arguments."""
+
+    names: tuple[str, ...]
+    """Operands in the order of the kernel: dy, x, y, outputs."""
+    given: tuple[bool, ...]
+    rows: Nest
+    axis: Nest
+    type: str
+    item: int
+
+    def offset(self, k: int) -> int:
+        return (self.rows.offsets[k] + self.axis.offsets[k]) * self.item
+
+    def mode(self, k: int, output: bool = False) -> str:
+        if not self.given[k]:
+            return "n"
+        along = [dim.strides[k] for dim in self.axis.dims]
+        across = [dim.strides[k] for dim in self.rows.dims]
+        many_rows = self.rows.size > 1
+        if not output:
+            if not any(along):
+                return "r"
+            if not any(across) and many_rows and self.axis.size > 1:
+                return "a"
+        if len(along) == 1 and along[0] == 1:
+            return "t"
+        if across[0] == 1 and self.rows.dims[0].extent > 1:
+            return "c"
+        return "s"
+
+    def arguments(self) -> list[tuple[str, Argument]]:
+        """row_dims, each operand's row strides, axis_dims, each operand's axis strides."""
+        made: list[tuple[str, Argument]] = [
+            ("row_dims", tuple(dim.extent for dim in self.rows.dims))
+        ]
+        for k, name in enumerate(self.names):
+            made.append((f"row_{name}", tuple(dim.strides[k] for dim in self.rows.dims)))
+        made.append(("axis_dims", tuple(dim.extent for dim in self.axis.dims)))
+        for k, name in enumerate(self.names):
+            made.append((f"axis_{name}", tuple(dim.strides[k] for dim in self.axis.dims)))
+        return made
+
+    def alignment(self, n: int, modes: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        """The power of two (16, 4 or 1) that divides all that loads in runs depend on."""
+        names: list[str] = []
+        common = 0
+        flat = "t" in modes
+        if flat:
+            names.append("n")
+            common = gcd(common, n)
+        if "c" in modes:
+            names.append("row_dims")
+            for dim in self.rows.dims:
+                common = gcd(common, dim.extent)
+        for k, name in enumerate(self.names):
+            if modes[k] == "t":
+                names.append(f"row_{name}")
+                for dim in self.rows.dims:
+                    common = gcd(common, dim.strides[k])
+            elif modes[k] == "c":
+                names.append(f"axis_{name}")
+                for dim in self.axis.dims:
+                    common = gcd(common, dim.strides[k])
+                if len(self.rows.dims) > 1:
+                    for dim in self.rows.dims[1:]:
+                        common = gcd(common, dim.strides[k])
+        if not names:
+            return 1, ()
+        for size in (16, 4):
+            if common % size == 0:
+                return size, tuple(names)
+        return 1, ()
+
+
+def _geometry(
+    desc: Any, strides: Strides, outputs: Sequence[str], rows: Nest, axis: Nest
+) -> _Geometry:
+    names = ("dy", "x", "y", "out", "out2")[: 3 + len(outputs)]
+    sources = ("dy", "x", "y", *outputs)
+    return _Geometry(
+        names=names,
+        given=tuple(source in strides for source in sources),
+        rows=rows,
+        axis=axis,
+        type=_TYPES[desc.element],
+        item=desc.element.size_bytes,
+    )
+
+
+def _pointers(
+    shape: _Geometry, sources: Sequence[str], modes: Sequence[str]
+) -> list[tuple[str, Argument]]:
+    made: list[tuple[str, Argument]] = []
+    for k, (name, source) in enumerate(zip(shape.names, sources, strict=True)):
+        absent = modes[k] == "n"
+        made.append((name, None if absent else Pointer(source, shape.type, shape.offset(k))))
+    return made
+
+
+def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
+    """The numbers p and q of the formulas."""
+    if isinstance(desc, BinaryParamBackwardDescriptor):
+        weights = (1.0 - desc.param, desc.param)
+        return weights if "da" in strides else weights[::-1]
+    if isinstance(desc, ReduceBackwardDescriptor):
+        if desc.kind is ReduceKind.MEAN:
+            return float(n), 0.0
+        m = n - desc.correction
+        return (float(m) if m > 0 else 1.0), 0.0
+    return 0.0, 0.0
+
+
+def _rows(desc: Any, strides: Strides, table: Table) -> Program:
+    shape, axes = desc.shape_and_axes
+    rank = len(shape)
+    reduced = desc.category is OpCategory.REDUCTION
+    outputs = [op.name for op in desc.operands if op.output and op.name in strides]
+    if 0 in shape or not outputs:
+        return _EMPTY
+    if desc.op == ReduceKind.PROD:  # the product is taken anew, in f64
+        strides = {name: steps for name, steps in strides.items() if name != "y"}
+    sources = ("dy", "x", "y", *outputs)
+    steps: list[Sequence[int]] = [strides.get(name, (0,) * rank) for name in sources]
+    ties = desc.ties if desc.spec.ties else None
+    order = [0] * rank
+    if ties in (TieRule.FIRST, TieRule.LAST):
+        for axis, stride in zip(axes, c_strides([shape[axis] for axis in axes]), strict=True):
+            order[axis] = stride
+    steps.append(order)
+    lead = 3
+    extent = prod(shape[axis] for axis in axes) if reduced else 0
+    p, q = _params(desc, extent, strides)
+    if desc.spec.engine is Engine.MAP or ties is TieRule.ALL:
+        return _map(desc, strides, table, shape, steps, outputs, p, q)
+
+    along = nest(shape, axes, steps, lead)
+    across = nest(shape, [axis for axis in range(rank) if axis not in axes], steps, lead)
+    geometry = _geometry(desc, strides, outputs, across, along)
+    n, row_count = along.size, across.size
+    inner, beside = along.dims[0], across.dims[0]
+    columns = beside.extent > 1 and (
+        abs(beside.strides[lead]) < abs(inner.strides[lead]) or inner.extent == 1
+    )
+    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
+    size = 2 if desc.element is ElementKind.F64 else 1
+    full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
+    if desc.op == ReduceKind.PROD:
+        full = 2 * full
+    words = full * size
+    length = _up(n)
+    beside_tiles = row_count // beside.extent
+    least = 1
+    if columns:
+        least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
+    resident = length * least * words <= table.resident_words
+    arguments: list[tuple[str, Argument]] = [
+        *geometry.arguments(),
+        ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
+        ("order_base", Int(along.offsets[4])),
+        ("n", _integer(n)),
+        ("p", p),
+    ]
+    constants: list[tuple[str, Any]] = [
+        ("KIND", desc.op.value),
+        ("TIES", ties.value if ties else ""),
+        ("ELEMENT", desc.element.value),
+        *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
+    ]
+    alignment, aligned = geometry.alignment(n, modes)
+    pointers = _pointers(geometry, sources, modes)
+    layout = "columns" if columns else "rows"
+    if resident:
+        room = max(least, min(table.row_tile, table.resident_words // words) // length)
+        if columns:
+            room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
+        r = min(_up(beside.extent), _down(room))
+        grid = -(-beside.extent // r) * beside_tiles
+        step = Step(
+            kernel="rows.resident",
+            grid=grid,
+            arguments=(*pointers, *arguments),
+            constants=(
+                *constants,
+                ("R", r),
+                ("C", length),
+                ("FULL", n == length and beside.extent % r == 0),
+            ),
+            warps=_warps(r * length * words, table),
+            alignment=alignment,
+            aligned=aligned,
+        )
+        return Program(
+            steps=(step,),
+            runner=None,
+            workspace_bytes=0,
+            reads={},
+            layout=layout,
+            variant="resident",
+            why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
+        )
+
+    if columns:
+        r = min(_up(beside.extent), max(1, table.column_bytes // desc.element.size_bytes))
+    else:
+        r = 1
+    c = max(1, min(length, table.streamed_tile // r))
+    tiles = -(-beside.extent // r) * beside_tiles
+    chunk, phases = n, ["fused"]
+    if tiles < table.fill:
+        wanted = max(1, 8 * table.fill // tiles)
+        chunk = -(-max(1, n // wanted) // c) * c
+        if chunk < n:
+            phases = ["partial", "apply"]
+        else:
+            chunk = n
+    chunks = -(-n // chunk)
+    slots = _STATE_SLOTS.get(desc.op, 1)
+    workspace = 0 if chunks == 1 else 8 * slots * tiles * chunks * r
+    made = []
+    for phase in phases:
+        states = Pointer(WORKSPACE, "fp64") if chunks > 1 else None
+        made.append(
+            Step(
+                kernel="rows.streamed",
+                grid=tiles * chunks,
+                arguments=(*pointers, ("states", states), *arguments, ("chunk", _like(n, chunk))),
+                constants=(
+                    *constants,
+                    ("PHASE", phase),
+                    ("SLOTS", slots),
+                    ("R", r),
+                    ("C", c),
+                    ("K", max(1, table.join // r)),
+                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                ),
+                warps=_warps(r * c * words, table, 4),
+                alignment=alignment,
+                aligned=(*aligned, "chunk")
+                if alignment > 1 and chunk % alignment == 0
+                else aligned,
+            )
+        )
+    split = chunks > 1
+    return Program(
+        steps=tuple(made),
+        runner=None,
+        workspace_bytes=workspace,
+        reads=dict.fromkeys(("dy", "x", "y"), 2) if split or columns else {},
+        layout=layout,
+        variant="split" if split else "streamed",
+        why=(
+            f"rows are cut into {chunks} chunks whose states are joined in order"
+            if split
+            else "a row is longer than a program's registers: the second read finds it in the cache"
+        ),
+    )
+
+
+def _like(n: int, value: int) -> Int:
+    """An integer of the type that `_integer(n)` has."""
+    return Int(value, _integer(n).type)
+
+
+def _map(
+    desc: Any,
+    strides: Strides,
+    table: Table,
+    shape: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    outputs: Sequence[str],
+    p: float,
+    q: float,
+) -> Program:
+    whole = nest(shape, range(len(shape)), steps, 3)
+    along = Nest(whole.dims[:1], whole.offsets)
+    nothing = (0,) * len(whole.offsets)
+    across = Nest(whole.dims[1:] or (Dim(1, nothing),), nothing)
+    geometry = _geometry(desc, strides, outputs, across, along)
+    n, lines = along.size, across.dims[0].extent
+    modes = [geometry.mode(k, output=k >= 3) for k in range(3 + len(outputs))]
+    c = min(_up(n), table.map_tile)
+    if "a" in modes and lines > 1:  # what all rows share is read once for several of them
+        c = min(c, table.map_tile // 8)
+    r = min(_up(lines), max(1, table.map_tile // c))
+    grid = -(-n // c) * -(-lines // r) * (across.size // lines)
+    extreme = desc.op == BinaryKind.LERP and any(
+        weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
+    )
+    sources = ("dy", "x", "y", *outputs)
+    pointers = _pointers(geometry, sources, modes)
+    arguments = geometry.arguments()
+    if len(outputs) == 1:
+        pointers.append(("out2", None))
+        rows_end = 1 + next(k for k, (name, _) in enumerate(arguments) if name == "row_out")
+        arguments.insert(rows_end, ("row_out2", (0,)))
+        arguments.append(("axis_out2", (0,)))
+        modes.append("n")
+    alignment, aligned = geometry.alignment(n, modes)
+    step = Step(
+        kernel="rows.map_tiles",
+        grid=grid,
+        arguments=(*pointers, *arguments, ("n", _integer(n)), ("p", p), ("q", q)),
+        constants=(
+            ("KIND", desc.op.value),
+            ("ELEMENT", desc.element.value),
+            ("EXTREME", extreme),
+            *zip(("DY", "X", "Y", "OUT", "OUT2"), modes, strict=True),
+            ("R", r),
+            ("C", c),
+            ("FULL", n % c == 0 and lines % r == 0),
+        ),
+        warps=_warps(r * c, table, 4),
+        alignment=alignment,
+        aligned=aligned,
+    )
+    flat = len(whole.dims) == 1
+    return Program(
+        steps=(step,),
+        runner=None,
+        workspace_bytes=0,
+        reads={},
+        layout="flat" if flat else "rows",
+        variant="map",
+        why="one flat run of elements" if flat else f"tiles of {r} × {c}, as the output lies",
+    )
+
+
+def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
+    shape, (axis,) = desc.shape_and_axes
+    rank = len(shape)
+    if 0 in shape:
+        return _EMPTY
+    from_y = "y" in strides
+    kind, ties = desc.kind, desc.ties if desc.spec.ties else None
+    sources = ("dy", "x", "y", "dx")
+    used = dict(strides)
+    if kind is ScanKind.CUMSUM:
+        used.pop("x", None)
+        used.pop("y", None)
+    elif from_y and ties is TieRule.FIRST:
+        used.pop("x")  # y alone tells the winners
+    steps = [used.get(name, (0,) * rank) for name in sources]
+    lead = 3
+    along = nest(shape, (axis,), steps, lead, ordered=True)
+    across = nest(shape, [d for d in range(rank) if d != axis], steps, lead)
+    flip = desc.reverse
+    (line,) = along.dims
+    if line.strides[lead] < 0:  # walk memory forwards
+        ends = tuple((line.extent - 1) * step for step in line.strides)
+        along = Nest((Dim(line.extent, tuple(-step for step in line.strides)),), ends)
+        flip = not flip
+        (line,) = along.dims
+    geometry = _geometry(desc, used, ("dx",), across, along)
+    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
+    n, row_count = line.extent, across.size
+    beside = across.dims[0]
+    columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
+    recomputes = kind is not ScanKind.CUMSUM and not from_y
+    wide = desc.element is ElementKind.F64 or (
+        desc.element is ElementKind.F32 and kind is ScanKind.CUMPROD
+    )
+    logarithmic = kind is ScanKind.LOG_CUMSUM_EXP
+    size = 2 if desc.element is ElementKind.F64 else 1
+    length = _up(n)
+    item = desc.element.size_bytes
+    # Recomputing log-cumsum-exp keeps four f64 an element where its fast way is barred.
+    small = 8 if logarithmic and recomputes else size
+    limit = (table.scan_columns if columns else table.scan_resident) // small
+    resident = length <= limit
+    if columns:
+        r = min(_up(beside.extent), max(1, table.column_bytes // item))
+        c = length if resident else min(length, max(2, table.scan_column_step // small))
+    else:
+        r = 1
+        if resident:
+            r = min(_up(beside.extent), max(1, table.scan_tile // small // length))
+        c = length if resident else min(length, table.scan_step // small)
+    tiles = -(-beside.extent // r) * (row_count // beside.extent)
+    constants: list[tuple[str, Any]] = [
+        ("KIND", kind.value),
+        ("TIES", ties.value if ties else ""),
+        ("ELEMENT", desc.element.value),
+        *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
+    ]
+    rest: list[tuple[str, Any]] = [
+        ("FLIP", flip),
+        ("WIDE", wide),
+        ("R", r),
+        ("C", c),
+        ("FULL", n % c == 0 and beside.extent % r == 0),
+    ]
+    alignment, aligned = geometry.alignment(n, modes)
+    pointers = _pointers(geometry, sources, modes)
+    arguments = [*geometry.arguments(), ("n", _integer(n))]
+    warps = min(16, _warps(r * c * 2 * small, table, 4 if r * c >= 1024 else 1))
+    layout = "columns" if columns else "rows"
+    source = "" if kind is ScanKind.CUMSUM else "_from_y" if from_y else "_recomputed"
+
+    def tile_step(phase: str, carries: Pointer | None, states: Pointer | None) -> Step:
+        return Step(
+            kernel="recurrence.scan_tile",
+            grid=tiles * -(-n // c),
+            arguments=(*pointers, ("carries", carries), ("states", states), *arguments),
+            constants=(*constants, ("PHASE", phase), *rest),
+            warps=warps,
+            alignment=alignment,
+            aligned=aligned,
+        )
+
+    def program(steps: Sequence[Step], variant: str, why: str, workspace: int = 0) -> Program:
+        again = 2 if workspace else 1
+        return Program(
+            steps=tuple(steps),
+            runner=None,
+            workspace_bytes=workspace,
+            reads={"dy": again, "x": again + (recomputes and workspace > 0), "y": again},
+            layout=layout,
+            variant=variant + source,
+            why=why,
+        )
+
+    triangle = (
+        kind is ScanKind.CUMSUM
+        and desc.element in (ElementKind.F16, ElementKind.BF16)
+        and modes[0] == modes[3] == "t"
+        and length >= table.triangle
+        and (tiles >= table.fill or length <= table.triangle_tile)
+    )
+    if triangle:
+        blocks = min(length, table.triangle_tile) // 64
+        keep = ("row_dims", "row_dy", "row_out")
+        step = Step(
+            kernel="recurrence.triangle_rows",
+            grid=row_count,
+            arguments=(
+                *(pair for pair in pointers if pair[0] in ("dy", "out")),
+                *(pair for pair in arguments if pair[0] in keep),
+                ("n", _integer(n)),
+            ),
+            constants=(("FLIP", flip), ("A", blocks), ("FULL", n % (64 * blocks) == 0)),
+            warps=table.triangle_warps,
+            alignment=alignment,
+            aligned=tuple(name for name in aligned if name in (*keep, "n")),
+        )
+        why = "rows of halves are summed in blocks of 64 on the matrix units"
+        return program([step], "triangle", why)
+    if resident:
+        return program(
+            [tile_step("resident", None, None)],
+            "resident",
+            f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
+        )
+    if tiles >= table.fill and not recomputes:
+        step = Step(
+            kernel="recurrence.scan_rows",
+            grid=tiles,
+            arguments=(*pointers, *arguments),
+            constants=(*constants, *rest),
+            warps=warps,
+            alignment=alignment,
+            aligned=aligned,
+        )
+        return program([step], "tiled", f"rows enough to fill the machine, each in tiles of {c}")
+    along_tiles = -(-n // c)
+    slots = tiles * along_tiles * r
+    carries = Pointer(WORKSPACE, "fp64")
+    states = Pointer(WORKSPACE, "fp64", 16 * slots) if recomputes else None
+    launches = []
+    common: list[tuple[str, Argument]] = [
+        ("total", Int(slots)),
+        ("tiles_along", Int(along_tiles, "i32")),
+    ]
+    if states is not None:
+        x = next(value for name, value in pointers if name == "x")
+        launches.append(
+            Step(
+                kernel="recurrence.scan_states",
+                grid=tiles * along_tiles,
+                arguments=(
+                    ("x", x),
+                    ("states", states),
+                    *(pair for pair in arguments if pair[0] in ("row_dims", "row_x")),
+                    *(pair for pair in arguments if pair[0] in ("axis_dims", "axis_x")),
+                    ("n", _integer(n)),
+                ),
+                constants=(
+                    ("KIND", kind.value),
+                    ("X", modes[1]),
+                    ("R", r),
+                    ("C", c),
+                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                ),
+                warps=warps,
+                alignment=alignment,
+                aligned=tuple(
+                    name for name in aligned if name in ("n", "row_dims", "row_x", "axis_x")
+                ),
+            )
+        )
+        launches.append(
+            Step(
+                kernel="recurrence.join_states",
+                grid=tiles,
+                arguments=(("states", states), *common),
+                constants=(("KIND", kind.value), ("FLIP", flip), ("R", r), ("K", _join(table, r))),
+                warps=4,
+            )
+        )
+    launches.append(tile_step("partial", carries, states))
+    launches.append(
+        Step(
+            kernel="recurrence.join_carries",
+            grid=tiles,
+            arguments=(("carries", carries), *common),
+            constants=(
+                ("GATES", ties is not None),
+                ("FLIP", flip),
+                ("R", r),
+                ("K", _join(table, r)),
+            ),
+            warps=4,
+        )
+    )
+    launches.append(tile_step("apply", carries, states))
+    return program(
+        launches,
+        "split",
+        f"rows are cut into {along_tiles} tiles that meet through carries",
+        8 * slots * (2 + (2 if recomputes else 0)),
+    )
+
+
+def _join(table: Table, r: int) -> int:
+    return max(2, table.join * 4 // r) if r > 4 else table.join
+
+
+def _segments(
+    desc: EmbeddingBackwardDescriptor, strides: Strides, index_shape: Sequence[int], table: Table
+) -> Program:
+    n, rows, columns = desc.num_indices, desc.num_embeddings, desc.embedding_dim
+    if rows * columns == 0 or (n == 0 and desc.accumulate):
+        return _EMPTY
+    *dout, dout_column = strides["dout"]
+    table_row, table_column = strides["dweight"]
+    unit = columns == 1 or (dout_column == 1 and table_column == 1)
+    element = _TYPES[desc.element]
+    slices_of = min(_up(columns), table.table_columns)
+    slices = -(-columns // slices_of)
+    t = min(table.table_rows, _up(rows))
+    weight = Pointer("dweight", element)
+    small = (("rows", Int(rows)), ("columns", Int(columns, "i32")))
+    wide = 16 if unit and all(step % 16 == 0 for step in (table_row, *dout, columns)) else 1
+    if n == 0:
+        step = Step(
+            kernel="segments.clear",
+            grid=-(-rows // t) * slices,
+            arguments=(
+                ("table", weight),
+                ("table_row", Int(table_row)),
+                ("table_column", Int(table_column)),
+                *small,
+            ),
+            constants=(("UNIT", unit), ("T", t), ("D", slices_of)),
+            warps=4,
+            alignment=wide,
+            aligned=("table_row", "columns"),
+        )
+        return Program(
+            steps=(step,),
+            runner=None,
+            workspace_bytes=0,
+            reads={},
+            layout="rows" if unit else "strided",
+            variant="zeros",
+            why="there are no indices: the table is zeroed",
+        )
+    shift, key_bits = _sort_bits(desc)
+    places = _workspace_of(desc, table)
+    # Positions run over the indices in C order, whatever their rank: innermost first.
+    dims = tuple(reversed(index_shape))
+    index_steps, dout_steps = tuple(reversed(strides["indices"])), tuple(reversed(dout))
+    indices = Pointer("indices", "i32" if desc.index.value == "i32" else "i64")
+    padding = -1 if desc.padding_idx is None else desc.padding_idx
+    count = _integer(n)
+    blocks = -(-n // table.sort_block)
+    passes = -(-key_bits // table.sort_bits)
+    launches = []
+    words = [Pointer(WORKSPACE, "i64", places["words"]), Pointer(WORKSPACE, "i64", places["spare"])]
+    counts = Pointer(WORKSPACE, "i64", places["counts"])
+    for turn in range(passes):
+        source, target = words[turn % 2], words[(turn + 1) % 2]
+        first = turn == 0
+        numbers: tuple[tuple[str, Argument], ...] = (
+            ("index_dims", dims),
+            ("index_steps", index_steps),
+            ("rows", Int(rows)),
+            ("padding", Int(padding)),
+            ("count", count),
+            ("low", Int(shift + turn * table.sort_bits, "i32")),
+            ("shift", Int(shift, "i32")),
+        )
+        fixed = (("FIRST", first), ("BITS", table.sort_bits), ("BLOCK", table.sort_block))
+        launches.append(
+            Step(
+                kernel="segments.count_digits",
+                grid=blocks,
+                arguments=(("indices", indices), ("words", source), ("counts", counts), *numbers),
+                constants=fixed,
+                warps=8,
+            )
+        )
+        launches.append(
+            Step(
+                kernel="segments.sum_counts",
+                grid=1,
+                arguments=(("counts", counts), ("total", Int(blocks << table.sort_bits, "i32"))),
+                constants=(("BLOCK", table.sum_block),),
+                warps=16 if table.sum_block >= 1024 else 4,
+            )
+        )
+        launches.append(
+            Step(
+                kernel="segments.move_words",
+                grid=blocks,
+                arguments=(
+                    ("indices", indices),
+                    ("words", source),
+                    ("moved", target),
+                    ("counts", counts),
+                    *numbers,
+                ),
+                constants=(*fixed, ("BLOCK_BITS", (table.sort_block - 1).bit_length())),
+                warps=8,
+            )
+        )
+    done = words[passes % 2]
+    starts = Pointer(WORKSPACE, "i64", places["starts"])
+    sums = Pointer(WORKSPACE, "fp64", places["sums"])
+    launches.append(
+        Step(
+            kernel="segments.find_starts",
+            grid=-(-(rows + 1) // 256),
+            arguments=(
+                ("words", done),
+                ("starts", starts),
+                ("rows", Int(rows)),
+                ("count", Int(n)),
+                ("shift", Int(shift, "i32")),
+                ("steps", Int(n.bit_length() + 1, "i32")),
+            ),
+            constants=(("BLOCK", 256),),
+            warps=4,
+        )
+    )
+    gather: tuple[tuple[str, Argument], ...] = (
+        ("index_dims", dims),
+        ("dout_steps", dout_steps),
+        ("dout_column", Int(dout_column)),
+    )
+    lent = Pointer("dout", element)
+    stretches = n // table.stretch
+    if stretches:
+        launches.append(
+            Step(
+                kernel="segments.sum_stretches",
+                grid=stretches * slices,
+                arguments=(
+                    ("words", done),
+                    ("dout", lent),
+                    ("sums", sums),
+                    *gather,
+                    ("columns", Int(columns, "i32")),
+                    ("count", Int(n)),
+                    ("shift", Int(shift, "i32")),
+                ),
+                constants=(
+                    ("UNIT", unit),
+                    ("L", table.stretch),
+                    ("P", table.together),
+                    ("D", slices_of),
+                ),
+                warps=8,
+                alignment=wide,
+                aligned=("dout_steps", "columns"),
+            )
+        )
+    launches.append(
+        Step(
+            kernel="segments.sum_rows",
+            grid=-(-rows // t) * slices,
+            arguments=(
+                ("words", done),
+                ("starts", starts),
+                ("dout", lent),
+                ("sums", sums),
+                ("table", weight),
+                *gather,
+                ("table_row", Int(table_row)),
+                ("table_column", Int(table_column)),
+                *small,
+                ("shift", Int(shift, "i32")),
+            ),
+            constants=(
+                ("UNIT", unit),
+                ("ACCUMULATE", desc.accumulate),
+                ("BY_COUNT", desc.scale_grad_by_freq),
+                ("L", table.stretch),
+                ("P", table.together),
+                ("D", slices_of),
+                ("T", t),
+            ),
+            warps=8,
+            alignment=wide,
+            aligned=("dout_steps", "table_row", "columns"),
+        )
+    )
+    return Program(
+        steps=tuple(launches),
+        runner=None,
+        workspace_bytes=places["end"],
+        reads={},
+        layout="rows" if unit else "strided",
+        variant="sorted",
+        why=f"indices are sorted in {passes} passes, then each row is summed in their order",
+    )
+
+
+def _sort_bits(desc: EmbeddingBackwardDescriptor) -> tuple[int, int]:
+    """Bits that number the positions, and the rows with one more for what is skipped."""
+    n, rows = desc.num_indices, desc.num_embeddings
+    shift, key_bits = max(n - 1, 1).bit_length(), max(rows, 1).bit_length()
+    if shift + key_bits > 62:
+        raise Unsupported(
+            f"EmbeddingBackwardPlan: {rows} rows and {n} indices need more than 62 bits to number"
+        )
+    return shift, key_bits
+
+
+def _workspace_of(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
+    """Where the parts of an embedding's workspace begin."""
+    n = desc.num_indices
+    blocks = -(-n // table.sort_block)
+    sizes = {
+        "words": 8 * n,
+        "spare": 8 * n,
+        "counts": 8 * (blocks << table.sort_bits),
+        "starts": 8 * (desc.num_embeddings + 2),
+        "sums": 8 * (n // table.stretch) * desc.embedding_dim,
+    }
+    places, end = {}, 0
+    for name, size in sizes.items():
+        places[name] = end
+        end += -(-size // 256) * 256
+    places["end"] = end
+    return places
+
+
+def workspace_bound(desc: Any, arch: str) -> int:
+    """The most workspace that any layout of the problem needs, in bytes."""
+    table = table_of(arch)
+    if isinstance(desc, EmbeddingBackwardDescriptor):
+        if desc.num_indices == 0 or desc.num_embeddings * desc.embedding_dim == 0:
+            return 0
+        _sort_bits(desc)
+        return _workspace_of(desc, table)["end"]
+    shape, axes = desc.shape_and_axes
+    total = prod(shape)
+    if total == 0:
+        return 0
+    n = prod(shape[axis] for axis in axes)
+    rows = total // n
+    item = desc.element.size_bytes
+    widest = max(1, table.column_bytes // item)
+    if isinstance(desc, ScanBackwardDescriptor):
+        small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
+        words = 2 if desc.kind is ScanKind.CUMSUM else 4
+        bound = 0
+        for used, limit, step in (
+            (True, table.scan_resident, table.scan_step),
+            (rows > 1, table.scan_columns, table.scan_column_step),
+        ):
+            if used and _up(n) > limit // small:
+                # Rows taken together are padded to a power of two: at most twice as many.
+                bound = max(bound, 8 * words * 2 * rows * -(-n // max(2, step // small)))
+        return bound
+    if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
+        return 0
+    slots = _STATE_SLOTS.get(desc.op, 1)
+    return int(8 * slots * 16 * table.fill * widest)

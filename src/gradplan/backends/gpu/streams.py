@@ -1,0 +1,139 @@
+"""Streams and device memory: which stream is current, and whose memory a launch may use.
+
+torch is loaded wherever a GPU backend is, so it allocates workspaces and knows the current stream;
+CuPy keeps a current stream of its own, which its arrays follow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import InvalidProblem, KernelFailure
+
+__all__ = ["Streams", "allocate", "streams_of", "workspace_memory"]
+
+
+class Streams:
+    """The current stream of a library on a device, and the handles of streams given."""
+
+    __slots__ = ("_current", "_device", "_known", "_memory")
+
+    def __init__(
+        self,
+        device: int,
+        current: Callable[[], int],
+        memory: Any = None,
+        known: set[int] | None = None,
+    ) -> None:
+        self._device = device
+        self._current = current
+        self._memory = memory
+        self._known = known
+
+    def current(self) -> int:
+        """The handle of the stream that is current now."""
+        handle = self._current()
+        if self._known is not None and handle not in self._known:
+            self._meet(handle)
+        return handle
+
+    def handle(self, stream: Any) -> int:
+        """The handle of a stream: an int, or an object that tells it."""
+        handle = _handle_of(stream)
+        if self._known is not None and handle not in self._known:
+            self._meet(handle)
+        return handle
+
+    def owning(self, memory: Any, stream: int) -> Streams:
+        """The same, for a launch that owns memory allocated on a stream."""
+        return Streams(self._device, self._current, memory, {stream})
+
+    def _meet(self, handle: int) -> None:
+        """Tell the allocator that a launch on another stream uses the memory."""
+        assert self._known is not None
+        import torch
+
+        self._memory.record_stream(_external(torch, handle, self._device))
+        self._known.add(handle)
+
+
+def _handle_of(stream: Any) -> int:
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        found = protocol() if callable(protocol) else protocol
+        return int(found[1])
+    for name in ("cuda_stream", "ptr"):
+        found = getattr(stream, name, None)
+        if found is not None:
+            return int(found)
+    raise InvalidProblem(
+        "stream must be None, an int handle, or an object with __cuda_stream__, cuda_stream or "
+        f"ptr, got {type(stream).__name__}"
+    )
+
+
+_BY_DEVICE: dict[tuple[int, bool], Streams] = {}
+
+
+def streams_of(device: int, owner: Any) -> Streams:
+    """The streams that an array's library runs on."""
+    cupy = type(owner).__module__.partition(".")[0] == "cupy"
+    found = _BY_DEVICE.get((device, cupy))
+    if found is None:
+        found = _BY_DEVICE[device, cupy] = Streams(device, _current_of(device, cupy))
+    return found
+
+
+def _current_of(device: int, cupy: bool) -> Callable[[], int]:
+    if cupy:
+        cuda: Any = sys.modules["cupy"].cuda
+        return lambda: int(cuda.get_current_stream(device).ptr)
+    import torch
+
+    raw = torch._C._cuda_getCurrentRawStream
+    return lambda: raw(device)
+
+
+def _external(torch: Any, handle: int, device: int) -> Any:
+    if handle == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device=device)
+
+
+def allocate(size: int, device: int, stream: int) -> Any:
+    """Device memory, ordered with a stream by torch's allocator."""
+    import torch
+
+    try:
+        if stream == torch._C._cuda_getCurrentRawStream(device):
+            return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+        with torch.cuda.stream(_external(torch, stream, device)):
+            return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+    except torch.cuda.OutOfMemoryError as error:
+        raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
+
+
+def workspace_memory(plan: str, given: Any, device: str) -> tuple[int, int]:
+    """Address and bytes of a caller's workspace."""
+    import torch
+
+    tensor = given
+    if not isinstance(tensor, torch.Tensor):
+        try:
+            tensor = torch.from_dlpack(given)
+        except Exception as error:
+            raise InvalidProblem(
+                f"{plan}: workspace must be a uint8 array on {device}, got {type(given).__name__}"
+            ) from error
+    if str(tensor.device) != device:
+        raise InvalidProblem(f"{plan}: workspace must be on {device}, got {tensor.device}")
+    if tensor.dtype != torch.uint8 or not tensor.is_contiguous() or tensor.dim() != 1:
+        raise InvalidProblem(
+            f"{plan}: workspace must be a contiguous uint8 array of rank 1, "
+            f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    return tensor.data_ptr(), tensor.numel()
