@@ -255,12 +255,12 @@ class Plan:
         streams = self._streams_of(views)
         assert streams is not None
         handle = streams.current() if stream is None else streams.handle(stream)
-        if needed == 0 and workspace is None:
-            program.bind(views, 0)(handle)
-            return
-        # The allocator may hand the memory out again at once: to this stream alone.
-        address, _keep = self._workspace(needed, workspace, views, handle)
-        program.bind(views, address)(handle)
+        address = 0
+        if needed or workspace is not None:
+            # The allocator may hand the memory out again at once: to this stream alone.
+            address, _keep = self._workspace(needed, workspace, views, handle)
+        gpu: Any = program
+        gpu.run(views, address, handle)
 
     def _streams_of(self, views: Views) -> Streams | None:
         """The streams of the arrays' own library; None on the CPU."""
