@@ -317,12 +317,17 @@ class Plan:
             if lent is not None:
                 (outputs if operand.output else inputs).append((operand.name, lent))
         check_overlaps(self._me, inputs, outputs, self._same)
-        return self._program({name: lent.strides for name, lent in views.items()}, index_shape)
+        key = (tuple(views), tuple([lent.strides for lent in views.values()]), index_shape)
+        program = self._programs.get(key)
+        if program is None:
+            strides = {name: lent.strides for name, lent in views.items()}
+            program = self._program(strides, index_shape)
+        return program
 
     def _program(
         self, strides: Mapping[str, tuple[int, ...]], index_shape: Sequence[int] | None = None
     ) -> Program:
-        key = (tuple(strides.items()), index_shape)
+        key = (tuple(strides), tuple(strides.values()), index_shape)
         program = self._programs.get(key)
         if program is None:
             if len(self._programs) >= _PROGRAM_LIMIT:
