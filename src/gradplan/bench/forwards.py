@@ -68,11 +68,16 @@ def missing() -> list[str]:
     return sorted((kinds - _TORCH.keys()) | (kinds - _JAX.keys()))
 
 
-def forward(kind: str, tensors: Sequence[Any], axis: int) -> Any:
-    """torch's result of a kind; an embedding takes its table and its indices."""
-    return _TORCH[kind](needed("torch"), tensors, axis)
+def forward(kind: str, axis: int) -> Callable[[Sequence[Any]], Any]:
+    """torch's function of a kind; an embedding takes its table and its indices.
+
+    It looks nothing up when called, so that a compiler can follow it.
+    """
+    torch, function = needed("torch"), _TORCH[kind]
+    return lambda tensors: function(torch, tensors, axis)
 
 
-def jax_forward(kind: str, arrays: Sequence[Any], axis: int) -> Any:
-    """JAX's result of a kind."""
-    return _JAX[kind](needed("jax"), arrays, axis)
+def jax_forward(kind: str, axis: int) -> Callable[[Sequence[Any]], Any]:
+    """JAX's function of a kind."""
+    jax, function = needed("jax"), _JAX[kind]
+    return lambda arrays: function(jax, arrays, axis)

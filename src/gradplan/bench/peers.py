@@ -81,13 +81,13 @@ def _torch(problem: Problem) -> Prepared:
     kind = problem.spec.kind.value
     if kind in VIEW_KINDS:
         return _expanded(problem)
-    return _autograd(problem, lambda tensors: forward(kind, tensors, problem.axis))
+    return _autograd(problem, forward(kind, problem.axis))
 
 
 def _compile(problem: Problem) -> Prepared:
     torch = needed("torch")
     torch._dynamo.reset()
-    kind, axis = problem.spec.kind.value, problem.axis
+    kind = problem.spec.kind.value
 
     def compiled(function: Any) -> Any:
         return torch.compile(function, dynamic=False, fullgraph=True)
@@ -98,7 +98,7 @@ def _compile(problem: Problem) -> Prepared:
     config = getattr(getattr(torch, "_functorch", None), "config", None)
     if config is not None and hasattr(config, "donated_buffer"):
         config.donated_buffer = False
-    return _autograd(problem, compiled(lambda tensors: forward(kind, tensors, axis)))
+    return _autograd(problem, compiled(forward(kind, problem.axis)))
 
 
 def _flag_gems(problem: Problem) -> Prepared:
@@ -119,7 +119,7 @@ def _jax(problem: Problem) -> Prepared:
     jax, torch = needed("jax"), needed("torch")
     if problem.desc.element is ElementKind.F64:
         jax.config.update("jax_enable_x64", True)
-    kind, axis = problem.spec.kind.value, problem.axis
+    run = jax_forward(problem.spec.kind.value, problem.axis)
     leaves = [_to_jax(jax, leaf) for leaf in problem.leaves()]
     extra = []
     if problem.spec.category is OpCategory.EMBEDDING:
@@ -127,7 +127,7 @@ def _jax(problem: Problem) -> Prepared:
     dy = _to_jax(jax, problem.dy)
     # The pullback is a tree of what the forward saved: the compiled function takes it as input,
     # and the forward is not run again.
-    _, pullback = jax.vjp(lambda *given: jax_forward(kind, [*given, *extra], axis), *leaves)
+    _, pullback = jax.vjp(lambda *given: run([*given, *extra]), *leaves)
     backward = jax.jit(lambda saved, gradient: saved(gradient))
     return Prepared(
         lambda: backward(pullback, dy),

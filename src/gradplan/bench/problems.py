@@ -153,7 +153,7 @@ def build(spec: KindSpec, element: ElementKind, workload: Workload, device: str)
         if spec.x is not Need.NO:
             inputs["x"] = x
         if spec.y is not Need.NO:
-            inputs["y"] = _place(forward(spec.kind.value, [x], workload.axis), workload.layout)
+            inputs["y"] = _place(forward(spec.kind.value, workload.axis)([x]), workload.layout)
     outputs = {
         op.name: _place(
             torch.empty(op.shape, dtype=dtype_of(element), device=device), workload.layout
