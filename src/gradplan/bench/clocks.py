@@ -44,7 +44,7 @@ class Effort:
     time_ms: float = 100.0
     repeats: int | None = None
 
-    def count(self, one_ms: float, fewest: int = 5, most: int = 100) -> int:
+    def count(self, one_ms: float, fewest: int = 3, most: int = 100) -> int:
         """Repetitions of something that takes so long."""
         if self.repeats is not None:
             return self.repeats

@@ -299,6 +299,7 @@ class _Bench:
             f"{device['name']} ({device['arch']}); {versions}\n"
             f"copy bandwidth {speed / 1e9:,.0f} GB/s, read and written",
             highlight=False,
+            soft_wrap=True,
         )
 
     def _sum_up(self, results: Results, done: list[dict[str, Any]]) -> None:
@@ -315,6 +316,7 @@ class _Bench:
                 f"{worst['peers'][name]['speedup']:.2f} × in {worst['kind']} {worst['element']} "
                 f"{worst['case']}.",
                 highlight=False,
+                soft_wrap=True,
             )
         if results.host_us:
             costs = results.host_us.values()
@@ -326,6 +328,7 @@ class _Bench:
                     for key in ("bound", "run", "function")
                 ),
                 highlight=False,
+                soft_wrap=True,
             )
         failed = [row for row in done if row["error"]]
         if failed:

@@ -9,6 +9,7 @@ import gc
 import platform
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -136,7 +137,8 @@ def measure(request: Request) -> dict[str, dict[str, Any]]:
         problem = None  # type: ignore[assignment]
         gc.collect()
         if request.device != "cpu":
-            torch.cuda.empty_cache()
+            with suppress(Exception):  # where the context is lost, the error of the row stands
+                torch.cuda.empty_cache()
     return made
 
 
@@ -217,8 +219,9 @@ def _ours(problem: Problem) -> tuple[Prepared, Callable[[], None], dict[str, Any
 
 def _peer(problem: Problem, name: str) -> tuple[Prepared, dict[str, Any]]:
     prepared = PEERS[name].prepare(problem)
-    tensors = prepared.tensors(prepared.call())
-    _synchronize(problem)
+    with prepared.around():
+        tensors = prepared.tensors(prepared.call())
+        _synchronize(problem)
     found = dict(zip(problem.outputs, tensors, strict=True))
     errors = check(problem, found)
     if not errors.total <= tolerance(problem.desc.element):
@@ -234,15 +237,19 @@ def _time(ready: dict[str, Prepared], request: Request) -> dict[str, Timing]:
     if request.device == "cpu":
         block_s = min(clocks.BLOCK_S, 1e-4 * effort.time_ms)
         calls = {name: _waited(prepared) for name, prepared in ready.items()}
-        rounds = effort.count(2e3 * block_s, most=15)
-        samples = clocks.cpu_samples(calls, rounds, block_s)
+        rounds = effort.count(1e3 * block_s, most=15)
+        with ExitStack() as stack:
+            for prepared in ready.values():
+                stack.enter_context(prepared.around())
+            samples = clocks.cpu_samples(calls, rounds, block_s)
         return {name: Timing.of(seconds) for name, seconds in samples.items()}
     made = {}
     for name, prepared in ready.items():
-        if prepared.wait is not None:
-            seconds = clocks.wall_samples(prepared.call, prepared.wait, effort)
-        else:
-            seconds = clocks.cuda_samples(prepared.call, effort)
+        with prepared.around():
+            if prepared.wait is not None:
+                seconds = clocks.wall_samples(prepared.call, prepared.wait, effort)
+            else:
+                seconds = clocks.cuda_samples(prepared.call, effort)
         made[name] = Timing.of(seconds)
     return made
 

@@ -5,9 +5,11 @@ Everyone is given `dy` and what its own forward saved; the forward itself is nev
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..kinds import ElementKind, OpCategory
@@ -20,12 +22,16 @@ __all__ = ["PEERS", "Peer", "Prepared", "available", "tolerance"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call, and how to read what it returns as tensors; `wait` where only a wall clock serves."""
+    """A call, and how to read what it returns as tensors.
+
+    `wait` is given where only a wall clock serves; `around` is entered once for many calls.
+    """
 
     call: Callable[[], Any]
     tensors: Callable[[Any], Sequence[Any]]
     wait: Callable[[Any], Any] | None = None
     note: str = ""
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -95,22 +101,17 @@ def _compile(problem: Problem) -> Prepared:
     if kind in VIEW_KINDS:
         return _expanded(problem, compiled)
     # The graph is kept for the next call, so the backward may not consume what was saved.
-    config = getattr(getattr(torch, "_functorch", None), "config", None)
-    if config is not None and hasattr(config, "donated_buffer"):
-        config.donated_buffer = False
+    with suppress(ImportError):
+        importlib.import_module("torch._functorch.config").donated_buffer = False
     return _autograd(problem, compiled(forward(kind, problem.axis)))
 
 
 def _flag_gems(problem: Problem) -> Prepared:
     gems = needed("flag_gems")
     prepared = _torch(problem)
-
-    def call() -> Any:
-        with gems.use_gems():
-            return prepared.call()
-
     note = prepared.note or "operators it does not replace are torch's"
-    return Prepared(call, prepared.tensors, note=note)
+    # Entering replaces operators one by one, which takes far longer than running them.
+    return replace(prepared, note=note, around=gems.use_gems)
 
 
 def _jax(problem: Problem) -> Prepared:
@@ -129,11 +130,14 @@ def _jax(problem: Problem) -> Prepared:
     # and the forward is not run again.
     _, pullback = jax.vjp(lambda *given: run([*given, *extra]), *leaves)
     backward = jax.jit(lambda saved, gradient: saved(gradient))
+    note = "wall clock over batches"
+    if problem.workload.layout != "contiguous":
+        note += ", on contiguous arrays"
     return Prepared(
         lambda: backward(pullback, dy),
         lambda made: [torch.from_dlpack(array) for array in made],
         wait=jax.block_until_ready,
-        note="wall clock over batches",
+        note=note,
     )
 
 
