@@ -102,7 +102,8 @@ def _compile(problem: Problem) -> Prepared:
         return _expanded(problem, compiled)
     # The graph is kept for the next call, so the backward may not consume what was saved.
     with suppress(ImportError):
-        importlib.import_module("torch._functorch.config").donated_buffer = False
+        config: Any = importlib.import_module("torch._functorch.config")
+        config.donated_buffer = False
     return _autograd(problem, compiled(forward(kind, problem.axis)))
 
 
