@@ -7,7 +7,7 @@ what torch's own forward saves, in the element, so ours and torch start from the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 from .. import args as arguments
@@ -193,9 +193,10 @@ class _Draws:
     def factors(self, shape: tuple[int, ...], axis: int, element: ElementKind) -> Any:
         """Factors of a product that stays in range in every element, however long the row.
 
-        ±1, and among them pairs (a, 1/a). Factors near 1 would not do: rounded to a half they
-        lean to one side, and 2²⁰ of them underflow. Few pairs keep the walk of the rounding
-        errors short.
+        ±1, and among them pairs (a, 1/a). Unpaired factors near 1 would not do: rounded to a half
+        they lean to one side, and 2²⁰ of them underflow. Few pairs keep the walk of the rounding
+        errors short, and a ≈ exp(±2/√pairs) keeps the product of any part in range too: kernels
+        and peers multiply in many orders.
         """
         torch, n = self._torch, shape[axis]
         outer = prod(shape) // n
@@ -205,7 +206,8 @@ class _Draws:
         rows = (2 * bits - 1).to(dtype_of(element))
         step = 2 * max(1, n // (2 * _PAIRS))
         first = rows[:, : n // 2 * 2 : step]
-        first *= self.normal(tuple(first.shape), ElementKind.F32).mul(0.5).exp().to(rows.dtype)
+        spread = min(0.5, 2 / sqrt(max(1, first.shape[1])))
+        first *= self.normal(tuple(first.shape), ElementKind.F32).mul(spread).exp().to(rows.dtype)
         rows[:, 1 : n // 2 * 2 : step] *= (1 / first.abs().double()).to(rows.dtype)
         others = [extent for k, extent in enumerate(shape) if k != axis]
         return rows.reshape(*others, n).movedim(-1, axis).contiguous()
