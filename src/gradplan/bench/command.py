@@ -114,9 +114,7 @@ def _positive(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Run the command; 1 where a row of ours is wrong or fails."""
     if options.table:
-        table = replaced(options.readme.read_text(), markdown(options.table))
-        options.readme.write_text(table)
-        return 0
+        return _write_table(options.table, options.readme)
     if options.resume and options.json is None:
         raise InvalidProblem("--resume goes on with a file: name it with --json")
     needed("torch")
@@ -124,11 +122,22 @@ def run(options: argparse.Namespace) -> int:
     requests = list(_requests(options, peers))
     if not requests:
         raise InvalidProblem("no kind that was asked for has a case that was asked for")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     bench = _Bench(options, peers)
     try:
         return bench.run(requests)
     finally:
         bench.close()
+
+
+def _write_table(results: Sequence[Path], readme: Path) -> int:
+    table = markdown(results)
+    try:
+        readme.write_text(replaced(readme.read_text(), table))
+    except OSError as error:
+        raise InvalidProblem(f"--readme: {error}") from None
+    return 0
 
 
 def _peers(options: argparse.Namespace) -> list[str]:
@@ -147,7 +156,7 @@ def _requests(options: argparse.Namespace, peers: Sequence[str]) -> Iterator[Req
     specs = [spec for spec in KINDS.values() if not options.kind or spec.kind.value in options.kind]
     usual = ["f32", "f16", "bf16"] if options.device == "cpu" else ["bf16", "f32"]
     elements = [ElementKind.coerce(name) for name in options.element or usual]
-    effort = replace(_QUICK) if options.quick else Effort(options.time)
+    effort = _QUICK if options.quick else Effort(options.time)
     if options.repeats:
         effort = replace(effort, repeats=options.repeats)
     names = (OURS, *peers)
@@ -344,7 +353,7 @@ class _Lines:
         self._kind = max(len("kind"), *(len(request.kind.value) for request in requests))
 
     def heading(self) -> str:
-        peers = "".join(f"{name + ' µs':>14}{'×':>7}" for name in self._peers)
+        peers = "".join(f"{name + ' µs':>14}{'×':>9}" for name in self._peers)
         return (
             f"{'kind':<{self._kind}}  {'':<4}  {'case':<{self._case}}{'floor µs':>11}"
             f"{'ours µs':>11}{'share':>7}{peers}  variant"
@@ -364,10 +373,10 @@ class _Lines:
         for name in self._peers:
             peer = row["peers"].get(name) or {"ms": None, "speedup": None, "note": None}
             if peer["ms"]:
-                speedup = f"{peer['speedup']:>7.2f}" if peer["speedup"] else f"{'':>7}"
+                speedup = f"{peer['speedup']:>9.2f}" if peer["speedup"] else f"{'':>9}"
                 peers += f"{1e3 * peer['ms']:>14.1f}{speedup}"
             else:
-                peers += f"{'–':>14}{'':>7}"
+                peers += f"{'–':>14}{'':>9}"
                 if peer["note"]:
                     notes.append(f"\n    [yellow]{name}: {escape(peer['note'])}[/]")
         return escape(head) + ours + peers + "  " + end + "".join(notes)

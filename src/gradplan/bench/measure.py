@@ -37,6 +37,8 @@ OURS = "ours"
 _PACKAGES = ("torch", "triton", "jax", "numpy", "numba", "flag_gems")
 # The oracle of f64 is extended precision, which a GPU has not: its own rounding is allowed for.
 _ORACLE_F64 = 4.0
+# A peer's error that a reader of its time should know.
+_WORTH_TELLING = 0.1
 _HOST_SHAPE = (8, 8)
 _HOST_BLOCK_S = 0.002
 
@@ -226,10 +228,10 @@ def _peer(problem: Problem, name: str) -> tuple[Prepared, dict[str, Any]]:
     errors = check(problem, found)
     if not errors.total <= tolerance(problem.desc.element):
         raise _Wrong(f"wrong: its relative error is {errors.total:.3g}")
-    about_it: dict[str, Any] = {"relative_error": errors.total}
-    if prepared.note:
-        about_it["note"] = prepared.note
-    return prepared, about_it
+    notes = [prepared.note] if prepared.note else []
+    if errors.total > _WORTH_TELLING:
+        notes.append(f"relative error {errors.total:.2g}")
+    return prepared, {"relative_error": errors.total, "note": "; ".join(notes) or None}
 
 
 def _time(ready: dict[str, Prepared], request: Request) -> dict[str, Timing]:

@@ -47,10 +47,10 @@ class Peer:
 def tolerance(element: ElementKind) -> float:
     """How far a peer's whole result may be from dx*, relative to it.
 
-    Wide: it tells another gradient (a wrong sign, axis or tie rule is off by 1 and more) from
-    rounding, of which some peers do much. Ours are held to their guarantee instead.
+    Wide: it tells another gradient (nothing at all is off by 1, a wrong sign or axis by more) from
+    rounding, of which some peers do much in halves. Ours are held to their guarantee instead.
     """
-    return {ElementKind.F64: 1e-6, ElementKind.F32: 0.05}.get(element, 0.75)
+    return {ElementKind.F64: 1e-6, ElementKind.F32: 0.05}.get(element, 0.95)
 
 
 def _graph(problem: Problem, run: Callable[..., Any]) -> tuple[Any, list[Any]]:
