@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,34 +15,12 @@ from typing import Any
 import torch
 
 import gradplan as gp
+from gradplan.bench.clocks import Others, medians
 from gradplan.bench.clocks import cpu_copy_bandwidth as copy_bandwidth
-from gradplan.bench.clocks import medians
 
 __all__ = ["Others", "copy_bandwidth", "l3_bytes", "machine", "medians", "peak_extra_bytes"]
 
 Call = Callable[[], object]
-
-
-class Others:
-    """How many cores other processes have kept busy since this was made."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def cores(self) -> float:
-        """Busy time that is not ours, over elapsed time; 0 where /proc does not tell."""
-        elapsed, busy, own = (b - a for a, b in zip(self._start, self._read(), strict=True))
-        return max(0.0, busy - own) / elapsed
-
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        times = os.times()
-        busy = 0.0
-        with suppress(OSError):
-            # user nice system idle iowait irq softirq steal
-            ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
-            busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-        return time.perf_counter(), busy, sum(times[:4])
 
 
 def peak_extra_bytes(call: Call) -> tuple[int, int | None]:

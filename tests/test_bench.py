@@ -406,6 +406,13 @@ def test_a_peer_that_hangs_is_noted_once_and_not_tried_again(monkeypatch, tmp_pa
     assert tried == ["rows"]
 
 
+@pytest.mark.parametrize(("cores", "told"), [(1.0, True), (0.1, False)])
+def test_a_busy_machine_is_told(monkeypatch, capsys, cores, told):
+    monkeypatch.setattr(measure.clocks.Others, "cores", lambda self: cores)
+    assert cli.main([*BENCH, "--no-host"]) == 0
+    assert ("no time above is to be believed" in capsys.readouterr().out) is told
+
+
 def test_timings():
     timing = Timing.of([0.005, 0.001, 0.002, 0.003, 0.004, 0.006])
     assert (timing.ms, timing.ms_min, timing.ms_p20, timing.ms_p80) == (3.5, 1, 2, 5)
@@ -436,7 +443,7 @@ def test_every_repetition_on_a_gpu_begins_with_cold_caches(monkeypatch):
     seconds = measure.clocks.cuda_samples(lambda: log.append("call"), Effort(1.0))
     assert seconds == [0.25e-3] * 4
     one = ["flush", "flush", "event", "call", "event"]
-    assert log == ["call", "wait", *one * 3, "wait", *one * 4, "wait"]
+    assert log == ["call", "wait", *one * 3, "wait", *one, "wait", *one * 4, "wait"]
 
 
 def some_results(path, **changes):

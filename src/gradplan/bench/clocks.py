@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from .lazy import needed
 __all__ = [
     "BLOCK_S",
     "Effort",
+    "Others",
     "Timing",
     "cpu_copy_bandwidth",
     "cpu_samples",
@@ -115,6 +119,28 @@ def _calls_in_block(call: Call, block_s: float) -> int:
     return max(1, round(count * block_s / spent))
 
 
+class Others:
+    """How many cores other processes have kept busy since this was made."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def cores(self) -> float:
+        """Busy time that is not ours, over elapsed time; 0 where /proc does not tell."""
+        elapsed, busy, own = (b - a for a, b in zip(self._start, self._read(), strict=True))
+        return max(0.0, busy - own) / elapsed
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        times = os.times()
+        busy = 0.0
+        with suppress(OSError):
+            # user nice system idle iowait irq softirq steal
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+            busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), busy, sum(times[:4])
+
+
 def cpu_copy_bandwidth(rounds: int, elements: int = _COPY_ELEMENTS) -> float:
     """Bytes per second, read and written, of the fastest plain copy with all threads."""
     torch, threads = needed("torch"), get_num_threads()
@@ -157,8 +183,9 @@ def cuda_samples(call: Call, effort: Effort) -> list[float]:
 
     call()
     torch.cuda.synchronize()
-    first = statistics.median(repeat(3))  # which also warms up
-    return repeat(effort.count(1e3 * first))
+    count = effort.count(1e3 * statistics.median(repeat(3)))
+    repeat(count // 4)  # the clocks of the device settle
+    return repeat(count)
 
 
 def wall_samples(call: Call, wait: Callable[[object], object], effort: Effort) -> list[float]:

@@ -32,6 +32,8 @@ __all__ = ["add_parser"]
 _OURS_LIMIT_S = 180.0
 _QUICK = Effort(time_ms=2.0, repeats=3)
 _NO_PEER = "none"
+# On a busy CPU torch's threads wait for each other by whole time slices: every speed-up is a lie.
+_BUSY_CORES = 0.25
 
 
 def add_parser(commands: Any) -> None:
@@ -338,6 +340,11 @@ class _Bench:
                 ),
                 highlight=False,
                 soft_wrap=True,
+            )
+        busy = [row["other_cores"] for row in done if row.get("other_cores") is not None]
+        if busy and median(busy) > _BUSY_CORES:
+            self.console.print(
+                "The machine is busy: no time above is to be believed.", style="bold yellow"
             )
         failed = [row for row in done if row["error"]]
         if failed:

@@ -58,7 +58,7 @@ def _section(found: dict[str, Any]) -> str:
         ]
         if main:
             shape = _shape(main[0]["shape"])
-            parts.append(_peers(f"{element}, last axis of {shape}", main, lambda row: row["kind"]))
+            parts.append(_peers(f"{element}, last axis of {shape}", main, _main_name))
     for element in elements:
         parts += _matrix(element, [row for row in with_axis if row["element"] == element])
     table = [row for row in rows if row["family"] == "embedding"]
@@ -171,6 +171,10 @@ def _share(row: Row) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _main_name(row: Row) -> str:
+    return str(row["kind"]) + ("" if row["case"] == _MAIN else f" ({_shape(row['shape'])})")
 
 
 def _embedding_name(row: Row) -> str:

@@ -111,7 +111,13 @@ def _cpu() -> dict[str, Any]:
     except (OSError, ValueError, IndexError):
         pass
     threads = get_num_threads()
-    return {"name": name, "arch": platform.machine(), "memory": memory, "threads": threads}
+    return {
+        "name": name,
+        "arch": platform.machine(),
+        "driver": None,
+        "memory": memory,
+        "threads": threads,
+    }
 
 
 def _driver() -> str | None:
@@ -157,8 +163,11 @@ def _measure(problem: Problem, request: Request) -> dict[str, dict[str, Any]]:
         except Exception as error:
             made[name] = {"error": _text(error)}
     try:
+        others = clocks.Others()
         for name, timing in _time(ready, request).items():
             made[name] |= timing.plain()
+        if OURS in ready and request.device == "cpu":
+            made[OURS]["other_cores"] = others.cores()
     except Exception as error:
         for name in ready:
             if "ms" not in made[name]:
