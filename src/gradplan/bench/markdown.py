@@ -91,11 +91,10 @@ def _peers(title: str, rows: Sequence[Row], name: Callable[[Row], str]) -> str:
     """One line a row, with every peer's time and our speed-up over it."""
     peers = _peer_names(rows)
     headings = ["gradient", "ms", "share", *(PEERS[peer].title for peer in peers)]
+    mixed = len({row["element"] for row in rows}) > 1
     lines = [
         [
-            name(row)
-            if len({r["element"] for r in rows}) == 1
-            else f"{name(row)}, {row['element']}",
+            name(row) + (f", {row['element']}" if mixed else ""),
             _ms(row["ms"]) if row["ms"] else row["error"] or _NOTHING,
             _share(row),
             *(_peer_cell(row["peers"].get(peer)) for peer in peers),
