@@ -122,7 +122,10 @@ def _jax(problem: Problem) -> Prepared:
     if problem.desc.element is ElementKind.F64:
         jax.config.update("jax_enable_x64", True)
     run = jax_forward(problem.spec.kind.value, problem.axis)
-    leaves = [_to_jax(jax, leaf) for leaf in problem.leaves()]
+    given = problem.leaves()
+    if problem.device != "cpu":
+        torch.cuda.synchronize()  # two libraries, two streams
+    leaves = [_to_jax(jax, leaf) for leaf in given]
     extra = []
     if problem.spec.category is OpCategory.EMBEDDING:
         extra = [_to_jax(jax, problem.inputs["indices"].int())]
@@ -136,7 +139,7 @@ def _jax(problem: Problem) -> Prepared:
         note += ", on contiguous arrays"
     return Prepared(
         lambda: backward(pullback, dy),
-        lambda made: [torch.from_dlpack(array) for array in made],
+        lambda made: [torch.from_dlpack(array) for array in jax.block_until_ready(made)],
         wait=jax.block_until_ready,
         note=note,
     )
