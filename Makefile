@@ -8,7 +8,7 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench clean
+.PHONY: help demo test lint types unit bench table clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ unit: $(VENV)/.ready ## The tests alone
 
 bench: $(VENV)/.ready ## Side by side with PyTorch on this CPU
 	$(BIN)/python benchmarks/cpu.py
+
+table: $(VENV)/.ready ## Write the README's table from benchmarks/results
+	$(BIN)/gradplan bench --table $(wildcard benchmarks/results/*.json)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
