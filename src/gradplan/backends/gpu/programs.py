@@ -321,7 +321,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 ("C", length),
                 ("FULL", n == length and beside.extent % r == 0),
             ),
-            warps=_warps(r * length, full, packed, table),
+            warps=_warps(r * length, full, packed if full > 1 else 1, table),
             alignment=alignment,
             aligned=aligned,
         )
@@ -624,6 +624,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     carries = Pointer(WORKSPACE, "fp64")
     states = Pointer(WORKSPACE, "fp64", 16 * slots) if recomputes else None
     launches = []
+    gates = "" if ties is None else "open" if lines else "winners"
     lanes = min(r, table.join_lanes)
     common: list[tuple[str, Argument]] = [
         ("total", Int(slots)),
@@ -677,7 +678,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
             kernel="recurrence.join_carries",
             grid=tiles * (r // lanes),
             arguments=(("carries", carries), *common),
-            constants=(("GATES", ties is not None), *joined),
+            constants=(("GATES", gates), *joined),
             warps=4,
         )
     )

@@ -71,7 +71,11 @@ def tile_state(
     """The state of a tile's part of each row: three f64 of shape [R], of which most use one."""
     none = tl.zeros((R,), tl.float64)
     if KIND == "prod":
-        return product_state(ELEMENT, x, mask, R, C)
+        m, exponent, ordinary = plain_product(ELEMENT, x, mask, R, C, FULL)
+        s0, s1, s2 = m, exponent.to(tl.float64), none
+        if tl.min(tl.where(ordinary, 1, 0), 0) == 0:
+            s0, s1, s2 = product_state(ELEMENT, x, mask, R, C)
+        return s0, s1, s2
     elif TIES == "first":
         far = (
             tl.full((1, 1), 0x3FFFFFFFFFFFFFFF, tl.int64) if order.dtype == tl.int64 else 0x7FFFFFFF

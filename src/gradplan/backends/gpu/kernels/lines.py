@@ -290,7 +290,7 @@ def scan_lines(
                 behind = tl.where(carried, behind + more.to(TYPE), behind)
                 all_s = tl.where(carried, all_s + more.to(TYPE), all_s)
             total_s = picked_row(all_s, nearest)
-            total_a = factor * 0.0 + 1.0
+            total_a = tl.full((R,), 1.0, tl.float64)
         else:
             gain = tl.reshape(gain, (R, M))
             if MODE == "affine":
@@ -341,7 +341,7 @@ def scan_lines(
                 span = begin + tl.arange(0, C)
                 row_lane = (tile % tiles).to(tl.int32) * R + lane
                 at = (outer, row_lane, span, row_lane < row_dims[0], span < n)
-                s_in = carry * 0.0
+                s_in = tl.zeros((R,), tl.float64)
                 if PHASE != "resident":
                     s_in = tl.where(carried, carry, 0.0)
                 new_a, new_s = careful_logs(

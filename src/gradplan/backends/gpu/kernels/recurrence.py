@@ -37,6 +37,12 @@ def gated(f1, s1, f2, s2):
 
 
 @triton.jit
+def opened(f1, s1, f2, s2):
+    """A gate a stretch: 1 lets all that arrives through to its first element."""
+    return f1 & f2, s2 + tl.where(f2 != 0, s1, 0.0)
+
+
+@triton.jit
 def first_wins(m1, i1, m2, i2):
     wins = (m2 > m1) | ((m2 != m2) & (m1 == m1))
     return tl.where(wins, m2, m1), tl.where(wins, i2, i1)
@@ -549,7 +555,7 @@ def log_tile(
             if PHASE != "partial":
                 put(out, OUT, dx, at, out_steps, R, C, FULL)
         else:
-            arriving_s = carry * 0.0
+            arriving_s = tl.zeros((R,), tl.float64)
             if PHASE == "apply":
                 arriving_s = tl.where(carried, carry, 0.0)
             c_first, s_first = careful_logs(
@@ -732,7 +738,10 @@ def join_carries(
     J: tl.constexpr,
     K: tl.constexpr,
 ):
-    """In place: the S that arrives at each tile, from what each tile does to an arriving S."""
+    """In place: the S that arrives at each tile, from what each tile does to an arriving S.
+
+    GATES says what that is: "" a factor, "open" a gate, "winners" the two bits of `gated`.
+    """
     groups = R // J
     tile = (tl.program_id(0) // groups).to(tl.int64)
     lane = (tl.program_id(0) % groups) * J + tl.arange(0, J)
@@ -753,7 +762,11 @@ def join_carries(
         own_a = tl.load(source + total, mask=inside, other=0.0)
         tl.debug_barrier()
         started = tiles_along * 0 + block > 0
-        if GATES:
+        if GATES == "open":
+            f, sums = tl.associative_scan((own_a.to(tl.int32), own_s), 1, opened)
+            sums = tl.where(started & (f != 0), sums + s[:, None], sums)
+            flags = tl.zeros((J, K), tl.float64)
+        elif GATES == "winners":
             f, sums = tl.associative_scan((own_a.to(tl.int32), own_s), 1, gated)
             arrives = started & ((f & 2) == 0) & (gate[:, None] == 0.0)
             sums = tl.where(arrives, sums + s[:, None], sums)
