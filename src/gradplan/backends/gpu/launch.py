@@ -64,6 +64,8 @@ class Step:
     """A power of two, in elements, that divides every stride and extent it is claimed for."""
     aligned: tuple[str, ...] = ()
     """The integer arguments that it divides."""
+    roomy: bool = False
+    """Take all registers that may be had, where the assembler would rather spill a few."""
 
 
 def interpreted() -> bool:
@@ -118,6 +120,7 @@ def _function(name: str) -> Any:
     return getattr(importlib.import_module(f"{__package__}.kernels.{module}"), function)
 
 
+_REGISTERS = 65536  # of a multiprocessor, on every architecture that there is
 _TYPES = {"i32": (4, "i"), "i64": (8, "q"), "fp64": (8, "d")}
 
 
@@ -174,6 +177,7 @@ def _variant(step: Step, pointer_bytes: int) -> tuple[Any, ...]:
         tuple(types),
         step.constants,
         step.warps,
+        step.roomy,
         step.alignment,
         aligned,
         pointer_bytes,
@@ -194,10 +198,11 @@ def compiled(step: Step, pointer_bytes: int, capability: int) -> Any:
 
                 signature, constants, attributes = _signature(step, pointer_bytes)
                 source = ASTSource(_function(step.kernel), signature, constants, attributes)
+                options = {"num_warps": step.warps}
+                if step.roomy:
+                    options["maxnreg"] = min(255, _REGISTERS // (32 * step.warps))
                 found = triton.compile(
-                    source,
-                    target=GPUTarget("cuda", capability, 32),
-                    options={"num_warps": step.warps},
+                    source, target=GPUTarget("cuda", capability, 32), options=options
                 )
                 _kernels[key] = found
     return found

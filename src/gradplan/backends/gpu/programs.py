@@ -371,6 +371,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=4 if columns else table.streamed_warps * max(2, desc.element.size_bytes) // 2,
+                roomy=ties in (TieRule.FIRST, TieRule.LAST),
                 alignment=alignment,
                 aligned=(*aligned, "chunk")
                 if alignment > 1 and chunk % alignment == 0
@@ -591,6 +592,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
             ),
             constants=(*constants, ("PHASE", phase), *rest),
             warps=warps,
+            roomy=recomputes,
             alignment=alignment,
             aligned=aligned,
         )
