@@ -525,7 +525,7 @@ def test_mixed_devices_are_refused():
             job.plan.run(type(job.args())(**here))
     a = torch.ones(3, 4)
     for dy, y in [(a.cuda(), a), (a, a.cuda()), (a.cuda(), a.numpy()), (a.numpy(), a.cuda())]:
-        with pytest.raises(gp.InvalidProblem, match="cuda:0|cpu"):
+        with pytest.raises(gp.InvalidProblem, match=r"cuda:0|cpu"):
             gp.softmax_backward(dy, y)
     with pytest.raises(gp.InvalidProblem):
         gp.softmax_backward(a.cuda(), a.cuda(), out=a)

@@ -1,8 +1,9 @@
 """Triton's interpreter, made exact and fast enough to run the conformance grid.
 
-As it comes, its scans and reductions call the combine function element by element, and a rounding
-to bfloat16 truncates. Both are replaced: scans and reductions step along the axis with whole
-slices, and bfloat16 rounds to nearest, ties to even, as the hardware does.
+As it comes, its scans and reductions call the combine function element by element, a rounding to
+bfloat16 truncates, and a matrix product multiplies the bits of bfloat16. All are replaced: scans
+and reductions step along the axis with whole slices, bfloat16 rounds to nearest, ties to even, as
+the hardware does, and is multiplied as f32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def install() -> None:
     global _installed
     if _installed:
         return
+    import triton.language as tl
     from triton.runtime import interpreter
 
     interpreter.ScanOps.generic_scan = _scan
@@ -37,6 +39,18 @@ def install() -> None:
         return original(values, source, target, mode)
 
     interpreter._convert_float = convert
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(builder: Any, a: Any, b: Any, *more: Any) -> Any:
+        a, b = (
+            interpreter.TensorHandle(convert(one.data, "bf16", "fp32", None), tl.float32)
+            if str(one.dtype.scalar) == "bf16"
+            else one
+            for one in (a, b)
+        )
+        return multiply(builder, a, b, *more)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot
     patch = interpreter._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
