@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from covering import SPECS
-from gradplan.backends.gpu import aot
-from gradplan.kinds import ElementKind
+from gradplan import cases
+from gradplan.backends.gpu import aot, programs
+from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
 
 pytest.importorskip("triton")
@@ -50,6 +52,37 @@ def test_the_subset_meets_every_kernel_kind_element_and_variant():
             assert f"{name}, {layout}" in met
     assert {"map, flat", "map, rows", "triangle, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "interpreter"])
+def test_no_layout_needs_more_workspace_than_the_plan_states(arch):
+    """`workspace_size` holds for any memory order of any operand."""
+    chance = Random(1)
+    for _ in range(3000):
+        spec, element = chance.choice(SPECS), chance.choice(ELEMENTS)
+        rank = chance.randint(1, 4)
+        shape = tuple(int(10 ** chance.uniform(0, chance.choice((1, 2, 5)))) for _ in range(rank))
+        axes = (chance.randrange(rank),)
+        if spec.category is OpCategory.REDUCTION:
+            axes = tuple(chance.sample(range(rank), chance.randint(0, rank)))
+        elif spec.category is OpCategory.EMBEDDING:
+            shape = tuple(chance.randint(0, 10**5) for _ in range(3))
+        fields, without = chance.choice(cases.options_of(spec, element))
+        if fields.get("padding_idx") is not None:
+            fields = {**fields, "padding_idx": None}
+        desc = cases.describe(spec, element, shape, axes, **fields)
+
+        def turned(operand):
+            order = chance.sample(range(len(operand.shape)), len(operand.shape))
+            strides, step = [0] * len(order), 1
+            for axis in order:
+                strides[axis] = step
+                step *= operand.shape[axis]
+            return tuple(strides)
+
+        strides = aot._strides(desc, without, turned)
+        needed = programs.prepare(desc, strides, arch, 0).workspace_bytes
+        assert needed <= programs.workspace_bound(desc, arch), f"{desc} {strides}"
 
 
 def test_what_is_wrong_is_told():

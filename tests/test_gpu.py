@@ -675,7 +675,7 @@ class TestMoreThan2To31Elements:
 
     def test_one_long_row(self, size):
         dy, y, dx = half(MANY).normal_(), half(MANY).fill_(2.0**-31), half(MANY).fill_(torch.nan)
-        total = sum(float(part.double().sum()) for part in dy.split(1 << 28)) * 2.0**-31
+        total = sum(float(part.sum(dtype=torch.float64)) for part in dy.split(1 << 28)) * 2.0**-31
         gp.softmax_backward(dy, y, out=dx)
         for part in self.slices():
             want = 2.0**-31 * (dy[part].double() - total)
@@ -731,6 +731,21 @@ class TestMoreThan2To31Elements:
         error = (dx[-1].double() - want).norm() / want.norm()
         assert error < 2**-7
         assert not dx[2**20 :].isnan().any()
+
+    def test_more_than_2_to_31_rows(self, size):
+        """The number of a row needs 64 bits."""
+        dy, dx = half(MANY, 1).normal_(), half(MANY, 1).fill_(torch.nan)
+        gp.cumsum_backward(dy, out=dx)
+        assert torch.equal(dx, dy)
+        dx.fill_(torch.nan)
+        y = half(MANY, 1).fill_(1.0)
+        gp.softmax_backward(dy, y, out=dx)
+        assert not dx.any()
+        del y, dx
+        out = half(MANY, 2).fill_(torch.nan)
+        gp.sum_backward(dy, (MANY, 2), axis=1, keepdims=True, out=out)
+        for part in self.slices():
+            assert (out[part] == dy[part]).all()
 
     def test_embedding(self, size):
         count, dim, rows = 2**25 + 65, 64, 1000
@@ -836,6 +851,17 @@ class TestJax:
         got = gp.cumsum_backward(jax.numpy.asarray(dout), axis=0)
         want = gp.cumsum_backward(dout, axis=0)
         np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
+
+    def test_inputs_may_go_while_the_work_is_under_way(self, jax):
+        """JAX takes its memory back as soon as nobody holds it, and knows nothing of our stream."""
+        n = 1 << 22
+        gp.cumsum_backward(jax.numpy.ones(n))
+        torch.cuda.synchronize()
+        busy()
+        got = gp.cumsum_backward(jax.numpy.ones(n))
+        others = [jax.numpy.full(n, jax.numpy.nan).block_until_ready() for _ in range(4)]
+        assert np.asarray(got)[0] == n
+        assert len(others) == 4
 
     def test_an_output_is_refused(self, jax):
         a = jax.numpy.ones((3, 4))

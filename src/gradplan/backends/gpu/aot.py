@@ -160,6 +160,18 @@ def _problems() -> Iterator[Any]:
                     yield spec, element, options, shape, _OTHER_LAYOUTS[(e + o + s) % 4]
 
 
+def _strides(
+    desc: Any, without: Sequence[str], layout: Callable[[Operand], Shape]
+) -> dict[str, Shape]:
+    """The strides of every array given, as views tell them: an extent of 1 has none."""
+    strides = {}
+    for operand in desc.operands:
+        if operand.name not in without:
+            pairs = zip(operand.shape, layout(operand), strict=True)
+            strides[operand.name] = tuple(0 if n == 1 else step for n, step in pairs)
+    return strides
+
+
 def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
     """Every variant once; with a `turn`, in a shuffled order of its own."""
     seen = set()
@@ -168,11 +180,7 @@ def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
         Random(turn).shuffle(problems)
     for spec, element, (fields, without), (shape, axes), layout in problems:
         desc = cases.describe(spec, element, shape, axes, **fields)
-        strides = {}
-        for operand in desc.operands:
-            if operand.name not in without:
-                pairs = zip(operand.shape, layout(operand), strict=True)
-                strides[operand.name] = tuple(0 if n == 1 else step for n, step in pairs)
+        strides = _strides(desc, without, layout)
         program = programs.prepare(desc, strides, f"sm_{arch}", 0)
         aligned = 16 if layout is not _strided else 1
         for step in program.steps:
