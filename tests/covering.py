@@ -45,7 +45,7 @@ SHAPES = [
     ((37,), (0,)),  # one row: in registers, and split for what takes many of them
     ((2, 140), (1,)),  # fewer rows than fill the machine: split
     ((4, 140), (1,)),  # rows enough: one after another
-    ((2, 40), (1,)),
+    ((2, 70), (1,)),
     ((8, 64), (1,)),  # the same with full tiles
     ((6, 9), (1,)),  # many short rows to a program
     ((40, 3), (0,)),  # few columns: split

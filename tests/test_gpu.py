@@ -308,7 +308,7 @@ def test_work_runs_on_the_stream_it_was_given(name, form, way):
 
 
 @gpu
-@pytest.mark.parametrize("wrong", ["0", 1.5, object(), [7]], ids=repr)
+@pytest.mark.parametrize("wrong", ["0", 1.5, object(), [7]], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_stream_is_refused(wrong):
     job = Job("map", "cuda")
     before = job.bits()
@@ -588,7 +588,7 @@ def variants_of(kind, shape, axes, **options):
 @pytest.mark.parametrize(
     ("kind", "one", "other"),
     [
-        ("softmax", (1024, 1000), (77, 1008)),
+        ("softmax", (1024, 1008), (77, 976)),
         ("var", (2, 3_000_000), (3, 5_000_048)),
         ("prod", (4096, 80), (1024, 96)),
         ("cumsum", (2, 3_000_001), (1, 9_000_001)),
@@ -599,11 +599,7 @@ def variants_of(kind, shape, axes, **options):
 )
 def test_shapes_of_one_variant_share_its_kernels(kind, one, other):
     """Extents, counts and numbers are arguments: only powers of two and divisibility compile."""
-    axes = (1,)
-    some = set(variants_of(kind, one, axes))
-    assert some >= set(variants_of(kind, other, axes)) or len(some) != len(
-        set(variants_of(kind, other, axes))
-    )
+    assert variants_of(kind, one, (1,)) == variants_of(kind, other, (1,))
 
 
 def test_a_new_weight_or_correction_compiles_nothing():

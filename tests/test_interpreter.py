@@ -94,8 +94,8 @@ def triangles(element):
     for (rows, n), reverse, layout in [
         ((1, 1024), False, Layout.CONTIGUOUS),  # one tile, full
         ((3, 1025), True, Layout.OFFSET),  # a second tile of one element
-        ((2, 1087), True, Layout.NEGATIVE),  # ... of 63, walked the other way
-        ((1, 2112), False, Layout.CONTIGUOUS),  # ... a third of one block
+        ((3, 1087), True, Layout.NEGATIVE),  # ... of 63, walked the other way
+        ((3, 2112), False, Layout.CONTIGUOUS),  # ... a third of one block
     ]:
         desc = cases.describe(spec_of("cumsum"), element, (rows, n), (1,), reverse=reverse)
         yield Case(desc=desc, layout=layout, seed=n)
