@@ -296,9 +296,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             console=console,
         )
     )
-    table = Table(
-        "arch", "kernel", "variants", "most registers", "most shared", "on the stack", "wrong"
-    )
+    table = Table("arch")
+    table.add_column("kernel", no_wrap=True)
+    for title in ("variants", "registers", "shared", "on stack", "wrong"):
+        table.add_column(title, justify="right")
     for arch in chosen.arch:
         for name in sorted({one.variant.step.kernel for one in built}):
             some = [o for o in built if o.arch == arch and o.variant.step.kernel == name]
