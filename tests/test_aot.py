@@ -50,7 +50,7 @@ def test_the_subset_meets_every_kernel_kind_element_and_variant():
     for layout in ("rows", "columns"):
         for name in ("resident", "streamed", "split", "tiled", "tiled_from_y", "split_recomputed"):
             assert f"{name}, {layout}" in met
-    assert {"map, flat", "map, rows", "triangle, rows", "sorted, rows", "sorted, strided"} <= met
+    assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
 
 
