@@ -9,7 +9,7 @@ WORKERS ?= 2
 GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench aot gpu sanitize clean
+.PHONY: help demo test lint types unit bench table aot gpu sanitize clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ unit: $(VENV)/.ready ## The tests alone
 
 bench: $(VENV)/.ready ## Side by side with PyTorch on this CPU
 	$(BIN)/python benchmarks/cpu.py
+
+table: $(VENV)/.ready ## Write the README's table from benchmarks/results
+	$(BIN)/gradplan bench --table $(wildcard benchmarks/results/*.json)
 
 aot: $(VENV)/.ready ## Compile every GPU kernel variant for sm_80, sm_90 and sm_100; needs no GPU
 	$(BIN)/python -m gradplan.backends.gpu.aot

@@ -5,98 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import statistics
-import time
 import tracemalloc
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import gradplan as gp
+from gradplan.bench.clocks import Others, medians
+from gradplan.bench.clocks import cpu_copy_bandwidth as copy_bandwidth
 
 __all__ = ["Others", "copy_bandwidth", "l3_bytes", "machine", "medians", "peak_extra_bytes"]
 
 Call = Callable[[], object]
-
-# Long enough for the spinning threads of the one before to go to sleep.
-_SETTLE_S = 0.003
-_BLOCK_S = 0.01
-_COPY_ELEMENTS = 4 * 2048 * 2048
-
-
-def medians(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """Median seconds of each call, taken in turns.
-
-    A turn settles, runs one call unclocked, then clocks a block of calls; turns alternate their
-    order, so that a slow spell of the machine meets everyone.
-    """
-    blocks = {name: _calls_in_block(call) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds):
-        order = list(calls) if turn % 2 == 0 else list(calls)[::-1]
-        for name in order:
-            call, count = calls[name], blocks[name]
-            time.sleep(_SETTLE_S)
-            call()
-            begin = time.perf_counter()
-            for _ in range(count):
-                call()
-            samples[name].append((time.perf_counter() - begin) / count)
-    return {name: statistics.median(times) for name, times in samples.items()}
-
-
-def _calls_in_block(call: Call) -> int:
-    call()
-    count, begin = 0, time.perf_counter()
-    while (spent := time.perf_counter() - begin) < _BLOCK_S:
-        call()
-        count += 1
-    return max(1, round(count * _BLOCK_S / spent))
-
-
-class Others:
-    """How many cores other processes have kept busy since this was made."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def cores(self) -> float:
-        """Busy time that is not ours, over elapsed time; 0 where /proc does not tell."""
-        elapsed, busy, own = (b - a for a, b in zip(self._start, self._read(), strict=True))
-        return max(0.0, busy - own) / elapsed
-
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        times = os.times()
-        busy = 0.0
-        with suppress(OSError):
-            # user nice system idle iowait irq softirq steal
-            ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
-            busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-        return time.perf_counter(), busy, sum(times[:4])
-
-
-def copy_bandwidth(rounds: int) -> float:
-    """Bytes per second, read and written, of the fastest plain copy with all threads."""
-    threads = gp.get_num_threads()
-    source, target = np.ones(_COPY_ELEMENTS, np.float32), np.ones(_COPY_ELEMENTS, np.float32)
-    lent, taken = torch.from_numpy(source), torch.from_numpy(target)
-    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
-    with ThreadPoolExecutor(threads) as pool:
-        times = medians(
-            {
-                "torch": lambda: taken.copy_(lent),
-                "numpy": lambda: list(pool.map(lambda pair: np.copyto(*pair), parts)),
-            },
-            rounds,
-        )
-    return 2 * source.nbytes / min(times.values())
 
 
 def peak_extra_bytes(call: Call) -> tuple[int, int | None]:

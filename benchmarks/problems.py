@@ -11,22 +11,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
-from torch_peers import LERP_WEIGHT, Graph, forward
+from torch_peers import Graph, forward
 
 import gradplan as gp
 from gradplan.backends.reference import check_error, gradient
+from gradplan.bench.problems import FAMILIES, question
 from gradplan.kinds import ElementKind, OpCategory
-from gradplan.registry import KindSpec, Need
+from gradplan.registry import KindSpec
 
 __all__ = ["Checked", "Problem", "Wrong", "build", "check", "has_axis"]
-
-_FAMILIES: dict[OpCategory, tuple[Any, Any]] = {
-    OpCategory.SOFTMAX: (gp.SoftmaxBackwardPlan, gp.SoftmaxBackwardArgs),
-    OpCategory.BINARY_ELEMENTWISE: (gp.BinaryParamBackwardPlan, gp.BinaryParamBackwardArgs),
-    OpCategory.SCAN: (gp.ScanBackwardPlan, gp.ScanBackwardArgs),
-    OpCategory.REDUCTION: (gp.ReduceBackwardPlan, gp.ReduceBackwardArgs),
-    OpCategory.EMBEDDING: (gp.EmbeddingBackwardPlan, gp.EmbeddingBackwardArgs),
-}
 
 
 class Wrong(Exception):
@@ -77,35 +70,6 @@ def has_axis(spec: KindSpec) -> bool:
     return spec.category not in (OpCategory.BINARY_ELEMENTWISE, OpCategory.EMBEDDING)
 
 
-def _describe(
-    spec: KindSpec, shape: tuple[int, ...], axis: int, element: ElementKind, table: int
-) -> tuple[Any, dict[str, Any]]:
-    """The descriptor, and what its function takes besides the arrays."""
-    common: dict[str, Any] = {"kind": spec.kind, "element": element}
-    if spec.category is OpCategory.SOFTMAX:
-        desc: Any = gp.SoftmaxBackwardDescriptor(input_shape=shape, softmax_axis=axis, **common)
-        return desc, {"axis": axis}
-    if spec.category is OpCategory.SCAN:
-        ties: dict[str, Any] = {"ties": "last"} if spec.ties else {}
-        desc = gp.ScanBackwardDescriptor(input_shape=shape, scan_axis=axis, **common, **ties)
-        return desc, {"axis": axis, **ties}
-    if spec.category is OpCategory.REDUCTION:
-        desc = gp.ReduceBackwardDescriptor(input_shape=shape, reduce_axis=(axis,), **common)
-        extent = {"shape": shape} if spec.x is Need.NO else {}
-        return desc, {"axis": axis, "keepdims": True, **extent}
-    if spec.category is OpCategory.BINARY_ELEMENTWISE:
-        desc = gp.BinaryParamBackwardDescriptor(shape=shape, param=LERP_WEIGHT, **common)
-        return desc, {"weight": LERP_WEIGHT}
-    desc = gp.EmbeddingBackwardDescriptor(
-        num_embeddings=table,
-        embedding_dim=shape[1],
-        num_indices=shape[0],
-        element=element,
-        accumulate=False,
-    )
-    return desc, {"num_embeddings": table}
-
-
 def build(
     spec: KindSpec,
     shape: tuple[int, ...],
@@ -123,7 +87,7 @@ def build(
     if indices is None:
         indices = torch.randint(table, shape[:1], generator=torch.Generator().manual_seed(1))
     graph = forward(spec.kind.value, shape, axis, element, indices, table)
-    desc, more = _describe(spec, shape, axis, element, table)
+    desc, more = question(spec, shape, axis, element, table)
     held = {
         "dy": graph.dy,
         "dout": graph.dy,
@@ -138,7 +102,7 @@ def build(
             outputs[operand.name] = lend(torch.zeros(operand.shape, dtype=graph.dy.dtype))
         else:
             inputs[operand.name] = lend(held[operand.name])
-    plan_type, args_type = _FAMILIES[spec.category]
+    plan_type, args_type = FAMILIES[spec.category]
     plan, args = plan_type.select(desc), args_type(**inputs, **outputs)
     return Problem(spec, desc, plan, args, inputs, outputs, inputs | more, graph)
 

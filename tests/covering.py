@@ -55,6 +55,7 @@ SHAPES = [
     ((5, 8), (1,)),  # the longest row and the longest column that log-cumsum-exp keeps where y is
     ((2, 12), (0,)),  # absent
     ((7, 3), (0,)),
+    ((12, 3), (0,)),
 ]
 MANY_AXES = [((3, 5, 9), (0, 2)), ((3, 5, 9), (1, 2)), ((4, 6, 5), (0, 1, 2))]
 TABLES = [  # (indices, dim, rows)

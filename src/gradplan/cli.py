@@ -1,7 +1,8 @@
-"""The command line: `gradplan verify` and `gradplan list`.
+"""The command line: `gradplan verify`, `gradplan bench` and `gradplan list`.
 
 Tables and progress bars go to the terminal through rich; `--json` writes plain JSON to stdout for
-programs. Exit codes: 0 all is well, 1 a guarantee was missed, 2 the request cannot be met.
+programs (`bench` takes a file). Exit codes: 0 all is well, 1 a guarantee was missed or a row of
+the benchmark failed, 2 the request cannot be met.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import __version__
+from .bench import command as bench
 from .errors import GradPlanError
 from .registry import ELEMENTS, KINDS, MAX_RANK, KindSpec
 from .verify import Row, Task, tasks, verify
@@ -58,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     checker.add_argument("--kind", action="append", help="only this kind (may be repeated)")
     checker.set_defaults(command=_verify)
+
+    bench.add_parser(commands)
 
     lister = commands.add_parser("list", help="show what is supported")
     lister.add_argument("--json", action="store_true", help="write JSON in place of a table")

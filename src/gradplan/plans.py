@@ -255,12 +255,12 @@ class Plan:
         streams = self._streams_of(views)
         assert streams is not None
         handle = streams.current() if stream is None else streams.handle(stream)
-        if needed == 0 and workspace is None:
-            program.bind(views, 0)(handle)
-            return
-        # The allocator may hand the memory out again at once: to this stream alone.
-        address, _keep = self._workspace(needed, workspace, views, handle)
-        program.bind(views, address)(handle)
+        address = 0
+        if needed or workspace is not None:
+            # The allocator may hand the memory out again at once: to this stream alone.
+            address, _keep = self._workspace(needed, workspace, views, handle)
+        gpu: Any = program
+        gpu.run(views, address, handle)
 
     def _streams_of(self, views: Views) -> Streams | None:
         """The streams of the arrays' own library; None on the CPU."""
@@ -317,12 +317,17 @@ class Plan:
             if lent is not None:
                 (outputs if operand.output else inputs).append((operand.name, lent))
         check_overlaps(self._me, inputs, outputs, self._same)
-        return self._program({name: lent.strides for name, lent in views.items()}, index_shape)
+        key = (tuple(views), tuple([lent.strides for lent in views.values()]), index_shape)
+        program = self._programs.get(key)
+        if program is None:
+            strides = {name: lent.strides for name, lent in views.items()}
+            program = self._program(strides, index_shape)
+        return program
 
     def _program(
         self, strides: Mapping[str, tuple[int, ...]], index_shape: Sequence[int] | None = None
     ) -> Program:
-        key = (tuple(strides.items()), index_shape)
+        key = (tuple(strides), tuple(strides.values()), index_shape)
         program = self._programs.get(key)
         if program is None:
             if len(self._programs) >= _PROGRAM_LIMIT:

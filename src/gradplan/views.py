@@ -377,7 +377,7 @@ def _view_torch(array: Any, name: str) -> View:
         if array.is_cpu:
             key: Any = (array.shape, array.stride(), array.dtype)
         else:
-            key = (array.shape, array.stride(), array.dtype, array.device)
+            key = (array.shape, array.stride(), array.dtype, array.layout, array.get_device())
         entry = _TORCH_LAYOUTS.get(key)
         negated = array.is_neg()
         ptr = array.data_ptr()

@@ -51,7 +51,7 @@ _SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((3, 2**31 + 64), (1,)),
     ((64, 4096), (0,)),  # columns in registers
     ((1000, 4096), (0,)),
-    ((40_000, 8192), (0,)),  # columns tile by tile
+    ((40_000, 300_000), (0,)),  # columns tile by tile
     ((300_000, 18), (0,)),  # columns split over programs
     ((8, 50, 7), (1,)),  # an axis in the middle
 )

@@ -2,7 +2,7 @@
 
 u is the element's unit roundoff (one rounding at the store), w = 2⁻²⁴ that of f32, v = 2⁻⁵³ that
 of f64. Row sums, carries between tiles, products and segment sums are f64 for every element; maps
-are f32 for all but f64; a tile's scan is f32 for halves and for cumsum and log-cumsum-exp of f32.
+and the scan of a tile are f32 for all but f64.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
     accumulator = ElementKind.F64
     loss = (8 + n) * 4 * _V
     if desc.category is OpCategory.SCAN:
-        tile = min(n, table_of(arch).scan_resident)
         if element is ElementKind.F64:
             loss = (16 + n) * (6 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2) * _V
         elif desc.kind is ScanKind.CUMPROD:
-            # Factors that are rounded one by one; f32 goes through f64.
-            loss += 2 * (tile + 8) * _W if half else 0.0
-            accumulator = ElementKind.F32 if half else ElementKind.F64
+            # Shorter rows round their factors one by one in f32; longer ones in f64.
+            if n <= table_of(arch).scan_product:
+                loss += 2 * (n + 8) * _W
+                accumulator = ElementKind.F32
         else:
-            loss += (min(tile, _SCAN_CHAIN) + 12) * _W
+            loss += (min(n, _SCAN_CHAIN) + 16) * _W
             accumulator = ElementKind.F32
     elif narrow:
         if desc.category is OpCategory.BINARY_ELEMENTWISE:
             loss = 1.0 * _W
         elif desc.category is not OpCategory.EMBEDDING:
             loss += _MAP_LOSS[desc.op] * _W
-            if half:
-                loss += 4 * _W
+            if half:  # the hardware's exp and quotient
+                loss += 100 * _W
     math = MathPrecision.F32 if narrow and desc.category is not OpCategory.EMBEDDING else None
     if desc.category is OpCategory.SCAN and accumulator is ElementKind.F64:
         math = None

@@ -55,6 +55,11 @@ class Program:
             return _nothing
         return self.runner.bind(views, workspace)
 
+    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
+        """Launch once."""
+        if self.runner is not None:
+            self.runner.run(views, workspace, stream)
+
 
 def _nothing(stream: int = 0) -> None:
     """What an empty problem launches."""
@@ -117,8 +122,12 @@ def _integer(value: int) -> Int:
     return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
 
 
-def _warps(words: int, table: Table, least: int = 1) -> int:
-    return max(least, min(32, _down(words // (32 * table.thread_words))))
+def _warps(elements: int, operands: int, packed: int, table: Table) -> int:
+    """So many elements of all operands a thread that enough loads are under way."""
+    each = table.thread_words * packed
+    if operands > 1 and elements <= table.row_tile:
+        each //= 2
+    return max(1, min(32, _down(elements * operands // (32 * each))))
 
 
 @dataclass(frozen=True)
@@ -269,15 +278,17 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
     size = 2 if desc.element is ElementKind.F64 else 1
     full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
-    if desc.op == ReduceKind.PROD:
-        full = 2 * full
     words = full * size
+    if desc.op == ReduceKind.PROD:
+        words *= 2
     length = _up(n)
     beside_tiles = row_count // beside.extent
     least = 1
     if columns:
         least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
-    resident = length * least * words <= table.resident_words
+    # Long rows of bfloat16 wait in registers two by two.
+    packed = 2 if desc.element is ElementKind.BF16 and length >= table.packed else 1
+    resident = length * least * words <= table.resident_words * packed
     arguments: list[tuple[str, Argument]] = [
         *geometry.arguments(),
         ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
@@ -310,7 +321,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 ("C", length),
                 ("FULL", n == length and beside.extent % r == 0),
             ),
-            warps=_warps(r * length * words, table),
+            warps=_warps(r * length, full, packed, table),
             alignment=alignment,
             aligned=aligned,
         )
@@ -325,10 +336,11 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         )
 
     if columns:
-        r = min(_up(beside.extent), max(1, table.column_bytes // desc.element.size_bytes))
+        r = min(_up(beside.extent), table.streamed_columns)
+        c = max(1, min(length, table.streamed_column_tile // r))
     else:
         r = 1
-    c = max(1, min(length, table.streamed_tile // r))
+        c = min(length, table.streamed_tile)
     tiles = -(-beside.extent // r) * beside_tiles
     chunk, phases = n, ["fused"]
     if tiles < table.fill:
@@ -358,7 +370,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                     ("K", max(1, table.join // r)),
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
-                warps=_warps(r * c * words, table, 4),
+                warps=4 if columns else table.streamed_warps * max(2, desc.element.size_bytes) // 2,
                 alignment=alignment,
                 aligned=(*aligned, "chunk")
                 if alignment > 1 and chunk % alignment == 0
@@ -403,10 +415,11 @@ def _map(
     geometry = _geometry(desc, strides, outputs, across, along)
     n, lines = along.size, across.dims[0].extent
     modes = [geometry.mode(k, output=k >= 3) for k in range(3 + len(outputs))]
-    c = min(_up(n), table.map_tile)
+    room = table.map_bytes // desc.element.size_bytes
+    c = min(_up(n), room)
     if "a" in modes and lines > 1:  # what all rows share is read once for several of them
-        c = min(c, table.map_tile // 8)
-    r = min(_up(lines), max(1, table.map_tile // c))
+        c = min(c, room // 8)
+    r = min(_up(lines), max(1, room // c))
     grid = -(-n // c) * -(-lines // r) * (across.size // lines)
     extreme = desc.op == BinaryKind.LERP and any(
         weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
@@ -434,7 +447,7 @@ def _map(
             ("C", c),
             ("FULL", n % c == 0 and lines % r == 0),
         ),
-        warps=_warps(r * c, table, 4),
+        warps=4,
         alignment=alignment,
         aligned=aligned,
     )
@@ -481,25 +494,25 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     beside = across.dims[0]
     columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
     recomputes = kind is not ScanKind.CUMSUM and not from_y
-    wide = desc.element is ElementKind.F64 or (
-        desc.element is ElementKind.F32 and kind is ScanKind.CUMPROD
-    )
-    logarithmic = kind is ScanKind.LOG_CUMSUM_EXP
-    size = 2 if desc.element is ElementKind.F64 else 1
     length = _up(n)
     item = desc.element.size_bytes
+    size = 2 if desc.element is ElementKind.F64 else 1
     # Recomputing log-cumsum-exp keeps four f64 an element where its fast way is barred.
-    small = 8 if logarithmic and recomputes else size
-    limit = (table.scan_columns if columns else table.scan_resident) // small
-    resident = length <= limit
+    small = 8 if kind is ScanKind.LOG_CUMSUM_EXP and recomputes else size
+    resident = length <= (table.scan_columns if columns else table.scan_resident) // small
     if columns:
-        r = min(_up(beside.extent), max(1, table.column_bytes // item))
-        c = length if resident else min(length, max(2, table.scan_column_step // small))
+        few = resident or recomputes
+        r = (table.column_bytes if few else table.scan_column_bytes) // item
+        r = min(_up(beside.extent), max(1, r))
+        step_size = table.scan_column_few if few else table.scan_column_step
+        c = length if resident else min(length, max(2, step_size // small))
     else:
         r = 1
         if resident:
             r = min(_up(beside.extent), max(1, table.scan_tile // small // length))
         c = length if resident else min(length, table.scan_step // small)
+    # Factors rounded one by one add up their errors: long products are f64.
+    wide = desc.element is ElementKind.F64 or (kind is ScanKind.CUMPROD and n > table.scan_product)
     tiles = -(-beside.extent // r) * (row_count // beside.extent)
     constants: list[tuple[str, Any]] = [
         ("KIND", kind.value),
@@ -517,15 +530,65 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     alignment, aligned = geometry.alignment(n, modes)
     pointers = _pointers(geometry, sources, modes)
     arguments = [*geometry.arguments(), ("n", _integer(n))]
-    warps = min(16, _warps(r * c * 2 * small, table, 4 if r * c >= 1024 else 1))
+    warps = _scan_warps(r * c * small, table)
+    if columns and not (resident or recomputes):  # no two threads share a row
+        warps = max(1, r * item // 512)
     layout = "columns" if columns else "rows"
     source = "" if kind is ScanKind.CUMSUM else "_from_y" if from_y else "_recomputed"
 
-    def tile_step(phase: str, carries: Pointer | None, states: Pointer | None) -> Step:
+    lines = (
+        not columns
+        and not recomputes
+        and all(mode in ("t", "n") for mode in modes)
+        and line.strides[lead] == 1
+    )
+    v = max(1, 16 // item)
+    if lines:
+        tile, each = table.lines_of(kind, desc.element)
+        resident = length <= tile
+        c = max(2 * v, min(length, tile))
+        r = min(_up(beside.extent), max(1, tile // c)) if resident else 1
+        tiles = -(-beside.extent // r) * (row_count // beside.extent)
+        warps = max(1, tile // (32 * each))
+    along_tiles = -(-n // c)
+
+    def tile_step(
+        phase: str, steps: int, carries: Pointer | None = None, states: Pointer | None = None
+    ) -> Step:
+        if lines:
+            return Step(
+                kernel="lines.scan_lines",
+                grid=tiles * -(-along_tiles // steps),
+                arguments=(
+                    *pointers,
+                    ("carries", carries),
+                    *arguments,
+                    ("steps", Int(steps, "i32")),
+                ),
+                constants=(
+                    *(pair for pair in constants if pair[0] not in ("DY", "OUT")),
+                    ("PHASE", phase),
+                    ("FLIP", flip),
+                    ("WIDE", wide),
+                    ("R", r),
+                    ("M", c // v),
+                    ("V", v),
+                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                ),
+                warps=warps,
+                alignment=alignment,
+                aligned=aligned,
+            )
         return Step(
             kernel="recurrence.scan_tile",
-            grid=tiles * -(-n // c),
-            arguments=(*pointers, ("carries", carries), ("states", states), *arguments),
+            grid=tiles * -(-along_tiles // steps),
+            arguments=(
+                *pointers,
+                ("carries", carries),
+                ("states", states),
+                *arguments,
+                ("steps", Int(steps, "i32")),
+            ),
             constants=(*constants, ("PHASE", phase), *rest),
             warps=warps,
             alignment=alignment,
@@ -544,56 +607,33 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
             why=why,
         )
 
-    triangle = (
-        kind is ScanKind.CUMSUM
-        and desc.element in (ElementKind.F16, ElementKind.BF16)
-        and modes[0] == modes[3] == "t"
-        and length >= table.triangle
-        and (tiles >= table.fill or length <= table.triangle_tile)
-    )
-    if triangle:
-        blocks = min(length, table.triangle_tile) // 64
-        keep = ("row_dims", "row_dy", "row_out")
-        step = Step(
-            kernel="recurrence.triangle_rows",
-            grid=row_count,
-            arguments=(
-                *(pair for pair in pointers if pair[0] in ("dy", "out")),
-                *(pair for pair in arguments if pair[0] in keep),
-                ("n", _integer(n)),
-            ),
-            constants=(("FLIP", flip), ("A", blocks), ("FULL", n % (64 * blocks) == 0)),
-            warps=table.triangle_warps,
-            alignment=alignment,
-            aligned=tuple(name for name in aligned if name in (*keep, "n")),
-        )
-        why = "rows of halves are summed in blocks of 64 on the matrix units"
-        return program([step], "triangle", why)
     if resident:
         return program(
-            [tile_step("resident", None, None)],
+            [tile_step("resident", 1)],
             "resident",
             f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
     if tiles >= table.fill and not recomputes:
-        step = Step(
-            kernel="recurrence.scan_rows",
-            grid=tiles,
-            arguments=(*pointers, *arguments),
-            constants=(*constants, *rest),
-            warps=warps,
-            alignment=alignment,
-            aligned=aligned,
-        )
-        return program([step], "tiled", f"rows enough to fill the machine, each in tiles of {c}")
-    along_tiles = -(-n // c)
-    slots = tiles * along_tiles * r
+        why = f"rows enough to fill the machine, each in tiles of {c} from its far end"
+        return program([tile_step("whole", along_tiles)], "tiled", why)
+    steps_each = 1
+    if not recomputes:
+        steps_each = max(1, along_tiles * tiles // (8 * table.fill))
+    chunks = -(-along_tiles // steps_each)
+    slots = tiles * chunks * r
     carries = Pointer(WORKSPACE, "fp64")
     states = Pointer(WORKSPACE, "fp64", 16 * slots) if recomputes else None
     launches = []
+    lanes = min(r, table.join_lanes)
     common: list[tuple[str, Argument]] = [
         ("total", Int(slots)),
-        ("tiles_along", Int(along_tiles, "i32")),
+        ("tiles_along", Int(chunks, "i32")),
+    ]
+    joined: list[tuple[str, Any]] = [
+        ("FLIP", flip),
+        ("R", r),
+        ("J", lanes),
+        ("K", max(2, table.join // lanes)),
     ]
     if states is not None:
         x = next(value for name, value in pointers if name == "x")
@@ -625,38 +665,33 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
         launches.append(
             Step(
                 kernel="recurrence.join_states",
-                grid=tiles,
+                grid=tiles * (r // lanes),
                 arguments=(("states", states), *common),
-                constants=(("KIND", kind.value), ("FLIP", flip), ("R", r), ("K", _join(table, r))),
+                constants=(("KIND", kind.value), *joined),
                 warps=4,
             )
         )
-    launches.append(tile_step("partial", carries, states))
+    launches.append(tile_step("partial", steps_each, carries, states))
     launches.append(
         Step(
             kernel="recurrence.join_carries",
-            grid=tiles,
+            grid=tiles * (r // lanes),
             arguments=(("carries", carries), *common),
-            constants=(
-                ("GATES", ties is not None),
-                ("FLIP", flip),
-                ("R", r),
-                ("K", _join(table, r)),
-            ),
+            constants=(("GATES", ties is not None), *joined),
             warps=4,
         )
     )
-    launches.append(tile_step("apply", carries, states))
+    launches.append(tile_step("apply", steps_each, carries, states))
     return program(
         launches,
         "split",
-        f"rows are cut into {along_tiles} tiles that meet through carries",
+        f"rows are cut into {chunks} chunks that meet through carries",
         8 * slots * (2 + (2 if recomputes else 0)),
     )
 
 
-def _join(table: Table, r: int) -> int:
-    return max(2, table.join * 4 // r) if r > 4 else table.join
+def _scan_warps(words: int, table: Table) -> int:
+    return max(1, min(16, _down(words // (32 * table.scan_words))))
 
 
 def _segments(
@@ -783,32 +818,36 @@ def _segments(
         ("dout_column", Int(dout_column)),
     )
     lent = Pointer("dout", element)
-    stretches = n // table.stretch
-    if stretches:
-        launches.append(
-            Step(
-                kernel="segments.sum_stretches",
-                grid=stretches * slices,
-                arguments=(
-                    ("words", done),
-                    ("dout", lent),
-                    ("sums", sums),
-                    *gather,
-                    ("columns", Int(columns, "i32")),
-                    ("count", Int(n)),
-                    ("shift", Int(shift, "i32")),
-                ),
-                constants=(
-                    ("UNIT", unit),
-                    ("L", table.stretch),
-                    ("P", table.together),
-                    ("D", slices_of),
-                ),
-                warps=8,
-                alignment=wide,
-                aligned=("dout_steps", "columns"),
+    more = Pointer(WORKSPACE, "fp64", places["more"])
+    narrow = min(_up(columns), table.stretch_columns)
+    for level, span in ((1, table.stretch), (2, table.stretch**2)):
+        if n >= span:
+            launches.append(
+                Step(
+                    kernel="segments.sum_stretches",
+                    grid=n // span * -(-columns // narrow),
+                    arguments=(
+                        ("words", done),
+                        ("dout", lent),
+                        ("sums", sums),
+                        ("more", more),
+                        *gather,
+                        ("columns", Int(columns, "i32")),
+                        ("count", Int(n)),
+                        ("shift", Int(shift, "i32")),
+                    ),
+                    constants=(
+                        ("LEVEL", level),
+                        ("UNIT", unit),
+                        ("L", table.stretch),
+                        ("P", table.together),
+                        ("D", narrow),
+                    ),
+                    warps=4,
+                    alignment=wide,
+                    aligned=("dout_steps", "columns"),
+                )
             )
-        )
     launches.append(
         Step(
             kernel="segments.sum_rows",
@@ -818,6 +857,7 @@ def _segments(
                 ("starts", starts),
                 ("dout", lent),
                 ("sums", sums),
+                ("more", more),
                 ("table", weight),
                 *gather,
                 ("table_row", Int(table_row)),
@@ -834,7 +874,7 @@ def _segments(
                 ("D", slices_of),
                 ("T", t),
             ),
-            warps=8,
+            warps=table.table_warps,
             alignment=wide,
             aligned=("dout_steps", "table_row", "columns"),
         )
@@ -871,6 +911,7 @@ def _workspace_of(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, 
         "counts": 8 * (blocks << table.sort_bits),
         "starts": 8 * (desc.num_embeddings + 2),
         "sums": 8 * (n // table.stretch) * desc.embedding_dim,
+        "more": 8 * (n // table.stretch**2) * desc.embedding_dim,
     }
     places, end = {}, 0
     for name, size in sizes.items():
@@ -894,19 +935,21 @@ def workspace_bound(desc: Any, arch: str) -> int:
         return 0
     n = prod(shape[axis] for axis in axes)
     rows = total // n
-    item = desc.element.size_bytes
-    widest = max(1, table.column_bytes // item)
+    widest = table.streamed_columns
     if isinstance(desc, ScanBackwardDescriptor):
         small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
         words = 2 if desc.kind is ScanKind.CUMSUM else 4
         bound = 0
         for used, limit, step in (
             (True, table.scan_resident, table.scan_step),
-            (rows > 1, table.scan_columns, table.scan_column_step),
+            (rows > 1, table.scan_columns, min(table.scan_column_few, table.scan_column_step)),
         ):
             if used and _up(n) > limit // small:
                 # Rows taken together are padded to a power of two: at most twice as many.
-                bound = max(bound, 8 * words * 2 * rows * -(-n // max(2, step // small)))
+                most = 2 * rows * -(-n // max(2, step // small))
+                if desc.kind is ScanKind.CUMSUM:  # in chunks that just fill the machine
+                    most = min(most, 2 * rows * (16 * table.fill + 1))
+                bound = max(bound, 8 * words * most)
         return bound
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0

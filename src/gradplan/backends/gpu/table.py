@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...kinds import ElementKind
+
 __all__ = ["Table", "table_of"]
 
 
@@ -17,32 +19,46 @@ class Table:
 
     fill: int
     """So many programs fill the machine: with fewer, rows are split."""
-    map_tile: int
-    """A map's tile."""
+    map_bytes: int
+    """A map's tile, in bytes of the output."""
     row_tile: int
     """Short rows are put together up to this."""
     resident_words: int
     """What a program may keep of its rows, in 32-bit registers, all operands together."""
+    packed: int
+    """Rows of bfloat16 from here on count half."""
     column_bytes: int
-    """Neighbouring rows are taken together up to this many bytes."""
+    """Neighbouring rows that stay in registers are taken together up to this many bytes."""
     streamed_tile: int
     """A step of a row that is read twice."""
+    streamed_warps: int
+    streamed_columns: int
+    """Neighbouring rows that are read twice are taken so many together ..."""
+    streamed_column_tile: int
+    """... in tiles of this."""
     scan_tile: int
     """Short rows of a scan are put together up to this."""
     scan_resident: int
     """The longest row of a scan that stays in registers; half of it for f64."""
     scan_step: int
     """A tile of a longer row."""
+    scan_product: int
+    """The longest row whose factors are rounded one by one in f32."""
+    scan_words: int
+    """Elements of a scan a thread: decides the number of warps."""
     scan_columns: int
     """The longest axis of neighbouring rows that stays in registers."""
+    scan_column_bytes: int
+    """Neighbouring rows of a longer axis: so many that no thread shares its rows ..."""
     scan_column_step: int
-    """Steps along the axis in a tile of neighbouring rows."""
-    triangle: int
-    """Rows from here on sum halves on the matrix units; at least 1024."""
-    triangle_tile: int
-    triangle_warps: int
+    """... and walks the axis by this many steps at a time."""
+    scan_column_few: int
+    """Steps of a tile where the scan is recomputed."""
+    lines: tuple[tuple[str, int, int, int, int], ...]
+    """Rows of a scan that lie one element after the other: for a kind ("" for the others) the tile
+    and the elements a thread, for halves and for the other types."""
     thread_words: int
-    """Registers a thread gives to a tile: decides the number of warps."""
+    """Elements a thread keeps of a tile of rows."""
     sort_block: int
     sort_bits: int
     sum_block: int
@@ -53,60 +69,95 @@ class Table:
     table_rows: int
     """Rows of an embedding table a program."""
     table_columns: int
+    table_warps: int
+    stretch_columns: int
     join: int
-    """Tiles whose carries are joined at a time."""
+    """Carries joined at a time, of up to `join_lanes` rows."""
+    join_lanes: int
+
+    def lines_of(self, kind: str, element: ElementKind) -> tuple[int, int]:
+        """The tile of a scan's rows, and the elements a thread takes of it."""
+        for name, *sizes in self.lines:
+            if name in ("", kind):
+                half = element in (ElementKind.F16, ElementKind.BF16)
+                tile, each = sizes[:2] if half else sizes[2:]
+                return tile, each
+        raise KeyError(kind)
 
 
 _SM_90 = Table(
     fill=264,
-    map_tile=4096,
-    row_tile=4096,
+    map_bytes=4096,
+    row_tile=1024,
     resident_words=32768,
+    packed=16384,
     column_bytes=128,
-    streamed_tile=4096,
-    scan_tile=2048,
-    scan_resident=8192,
-    scan_step=4096,
-    scan_columns=256,
-    scan_column_step=64,
-    triangle=1024,
-    triangle_tile=8192,
-    triangle_warps=4,
+    streamed_tile=8192,
+    streamed_warps=16,
+    streamed_columns=64,
+    streamed_column_tile=2048,
+    scan_tile=1024,
+    scan_resident=4096,
+    scan_step=1024,
+    scan_product=8192,
+    scan_words=16,
+    scan_columns=128,
+    scan_column_bytes=1024,
+    scan_column_step=4,
+    scan_column_few=64,
+    lines=(
+        ("cumsum", 2048, 32, 2048, 32),
+        ("cumprod", 1024, 16, 1024, 8),
+        ("log_cumsum_exp", 512, 16, 512, 8),
+        ("", 512, 8, 1024, 8),
+    ),
     thread_words=32,
     sort_block=2048,
     sort_bits=8,
     sum_block=4096,
     stretch=64,
-    together=16,
-    table_rows=8,
+    together=8,
+    table_rows=4,
     table_columns=1024,
-    join=256,
+    table_warps=4,
+    stretch_columns=512,
+    join=1024,
+    join_lanes=32,
 )
 
 _INTERPRETER = Table(
     fill=3,
-    map_tile=64,
+    map_bytes=256,
     row_tile=64,
     resident_words=128,
+    packed=1 << 30,
     column_bytes=16,
     streamed_tile=32,
+    streamed_warps=4,
+    streamed_columns=4,
+    streamed_column_tile=32,
     scan_tile=64,
     scan_resident=64,
     scan_step=32,
+    scan_product=64,
+    scan_words=32,
     scan_columns=16,
-    scan_column_step=8,
-    triangle=1024,
-    triangle_tile=1024,
-    triangle_warps=4,
+    scan_column_bytes=64,
+    scan_column_step=4,
+    scan_column_few=8,
+    lines=(("", 32, 1, 32, 1),),
     thread_words=32,
     sort_block=32,
     sort_bits=2,
     sum_block=32,
-    stretch=8,
+    stretch=4,
     together=4,
     table_rows=4,
     table_columns=64,
-    join=4,
+    table_warps=4,
+    stretch_columns=32,
+    join=8,
+    join_lanes=2,
 )
 
 

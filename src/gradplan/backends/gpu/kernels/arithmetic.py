@@ -6,7 +6,11 @@ all of them.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
+from ..launch import interpreted
+
+_INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
 
 
@@ -60,6 +64,19 @@ def quotient(a, b, ELEMENT: tl.constexpr):
         return tl.div_rn(a, b)
     else:
         return a / b
+
+
+@triton.jit
+def rough_quotient(a, b, ELEMENT: tl.constexpr):
+    """a / b within two units of f32, for |b| between 2⁻¹²⁶ and 2¹²⁶; f64 as it is."""
+    if ELEMENT == "f64" or ELEMENT == "f32":
+        return quotient(a, b, ELEMENT)
+    else:
+        if _INTERPRETED:  # which knows no library of the device
+            return a / b
+        else:
+            a, b = tl.broadcast(a, b)
+            return libdevice.fast_dividef(a, b)
 
 
 @triton.jit

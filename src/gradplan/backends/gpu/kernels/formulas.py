@@ -126,27 +126,32 @@ def apply(KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, s0, dy,
     if KIND == "softmax":
         return y * dy - y * s0[:, None].to(TYPE)  # dy − s might overflow
     elif KIND == "log_softmax":
-        if ELEMENT == "f64":
-            return dy - exp(y, ELEMENT) * s0[:, None]
-        else:
-            # A sum that f32 does not hold is scaled; its product with exp(y) may fit again.
-            large = tl.abs(s0) > 1e38
-            s = tl.where(large, s0 * 2.0**-40, s0)[:, None].to(tl.float32)
-            back = tl.where(large, 2.0**40, 1.0)[:, None].to(tl.float32)
-            return dy - exp(y, ELEMENT) * s * back
+        return dy - times(exp(y, ELEMENT), s0[:, None], TYPE)
     elif KIND == "var":
-        mean = (s0 / n.to(tl.float64))[:, None].to(TYPE)
-        return dy * ((x - mean) * inverse(2.0, p, TYPE))
+        deviation = x - (s0 / n.to(tl.float64))[:, None].to(TYPE)
+        m = tl.full((), p, tl.float64)
+        return times(deviation, dy.to(tl.float64) * (2.0 / m), TYPE)
     elif KIND == "std":
-        mean = (s0 / n.to(tl.float64))[:, None].to(TYPE)
-        # (x − mean) / y is at most √n in size, where m · y might underflow.
-        ratio = quotient(x - mean, tl.where(y == 0.0, 1.0, y), ELEMENT)
-        return tl.where(y == 0.0, 0.0, dy * inverse(1.0, p, TYPE) * ratio)
+        deviation = x - (s0 / n.to(tl.float64))[:, None].to(TYPE)
+        m = tl.full((), p, tl.float64)
+        share = dy.to(tl.float64) / (m * tl.where(y == 0.0, 1.0, y).to(tl.float64))
+        return tl.where(y == 0.0, 0.0, times(deviation, share, TYPE))
     elif TIES == "split":
         share = quotient(dy, s0[:, None].to(TYPE), ELEMENT)
         return tl.where(hit(x, y), share, 0.0)
     else:
         return tl.where(order == s0[:, None].to(order.dtype), dy, 0.0)
+
+
+@triton.jit
+def times(a, factor, TYPE: tl.constexpr):
+    """a · factor, one f64 a row; where f32 does not hold the factor, their product may fit."""
+    if TYPE == tl.float64:
+        return a * factor
+    else:
+        size = tl.abs(factor)
+        down = tl.where(size > 1e30, 2.0**-60, tl.where(size < 1e-30, 2.0**60, 1.0))
+        return a * (1.0 / down).to(tl.float32) * (factor * down).to(tl.float32)
 
 
 @triton.jit
@@ -209,7 +214,8 @@ def plain_product(
     else:
         bits = x.to(tl.int32, bitcast=True)
         field = (bits >> 23) & 0xFF
-        ordinary = tl.max((field - 1) & 0xFF, 1) < 254
+        # 0 becomes the largest; what is above 2¹²⁶ has no rough quotient.
+        ordinary = tl.max((field - 1).to(tl.uint32, bitcast=True), 1) < 252
         exponent = tl.sum(field, 1) - 127 * C
         m = ((bits & -2139095041) | 0x3F800000).to(tl.float32, bitcast=True)
         if ELEMENT != "f32" and C > 1:

@@ -4,7 +4,7 @@ Inside a tile the recurrence is an associative scan over pairs; between tiles it
 carries kept in f64. FLIP says that the axis is walked the other way (`reverse=True`): then "next"
 is the place before in memory.
 
-- cumsum adds; rows of halves multiply by a triangle of ones on the matrix units;
+- cumsum adds;
 - cumprod scans (c, s) with c = x[k+1];
 - cummax, cummin scan (gates, s): a gate chooses, it never multiplies;
 - log-cumsum-exp needs no c inside a tile. With F[k] = exp(y[k] − m) for one m a tile,
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import exp_of_difference, multiply
-from .tiles import fetch, outer_offset, put
+from .tiles import fetch, put
 
 _INFINITY = tl.constexpr(float("inf"))
 _NAN = tl.constexpr(float("nan"))
@@ -91,72 +91,6 @@ def beats(TIES: tl.constexpr, x, m):
 
 
 @triton.jit
-def triangle_rows(
-    dy,
-    out,
-    row_dims,
-    row_dy,
-    row_out,
-    n,
-    FLIP: tl.constexpr,
-    A: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """cumsum of halves, a row a program, in tiles of A × 64 from the far end.
-
-    A block of 64 times a triangle of ones is its running sum, exact products in an f32
-    accumulator. 0 · NaN and 0 · inf would leak, so a tile with either takes the plain scan.
-    """
-    B: tl.constexpr = 64
-    T: tl.constexpr = A * B
-    pid = tl.program_id(0).to(tl.int64)
-    outer = pid // row_dims[0]
-    row = pid % row_dims[0]
-    source = dy + outer_offset(outer, row_dims, row_dy) + row * row_dy[0]
-    target = out + outer_offset(outer, row_dims, row_out) + row * row_out[0]
-    lane = tl.arange(0, B)
-    block = tl.arange(0, A)
-    if FLIP:
-        ones = lane[:, None] <= lane[None, :]
-    else:
-        ones = lane[:, None] >= lane[None, :]
-    element: tl.constexpr = dy.dtype.element_ty
-    SPECIAL: tl.constexpr = 0x7F80 if element == tl.bfloat16 else 0x7C00
-    ones = ones.to(element)
-    first = (lane == (B - 1 if FLIP else 0))[None, :]
-    tiles = tl.cdiv(n, T)
-    carry = tl.zeros((), tl.float64)
-    width = tl.full((), T, n.dtype)
-    for step in range(0, tiles):
-        if FLIP:
-            begin = width * step
-        else:
-            begin = width * (tiles - 1 - step)
-        index = begin + block[:, None] * B + lane[None, :]
-        if FULL:
-            values = tl.load(source + index)
-        else:
-            values = tl.load(source + index, mask=index < n, other=0.0)
-        bits = values.to(tl.int16, bitcast=True).to(tl.int32) & SPECIAL
-        if tl.max(tl.max(bits, 1), 0) < SPECIAL:
-            within = tl.dot(values, ones, out_dtype=tl.float32)
-            totals = pick(within, first)
-            beyond = tl.cumsum(totals, 0, reverse=not FLIP) - totals
-            sums = within + (beyond + carry.to(tl.float32))[:, None]
-            own = tl.sum(totals.to(tl.float64), 0)
-        else:
-            wide = tl.reshape(values.to(tl.float32), (1, T))
-            scanned = tl.cumsum(wide, 1, reverse=not FLIP)
-            sums = tl.reshape(scanned + carry.to(tl.float32), (A, B))
-            own = tl.sum(tl.sum(values.to(tl.float64), 1), 0)
-        carry += own
-        if FULL:
-            tl.store(target + index, sums.to(element))
-        else:
-            tl.store(target + index, sums.to(element), mask=index < n)
-
-
-@triton.jit
 def scan_tile(
     dy,
     x,
@@ -175,6 +109,7 @@ def scan_tile(
     axis_y,
     axis_out,
     n,
+    steps,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
     ELEMENT: tl.constexpr,
@@ -189,35 +124,91 @@ def scan_tile(
     C: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """One tile of the axis a program.
+    """A chunk of the axis a program: `steps` tiles, taken from the far end.
 
-    PHASE "resident": the tile holds whole rows. Where it does not, "partial" leaves in `carries`
-    what each tile does to an S that arrives at its far end, `join_carries` makes of them the S
-    that does arrive, and "apply" uses it; `states` then holds the scan's own state before each
-    tile, where no y was given. Both are [slot, row tile, tile of the axis, R].
+    PHASE "resident": one tile holds whole rows. "whole": a chunk is a whole row. Else "partial"
+    leaves in `carries` what each chunk does to an S that arrives at its far end, `join_carries`
+    makes of them the S that does arrive, and "apply" uses it; `states` then holds the scan's own
+    state before each chunk, of a single tile, where no y was given. Both are [slot, row tile,
+    chunk, R].
     """
     tiles_along = tl.cdiv(n, C)
+    chunks = tl.cdiv(tiles_along, steps)
     pid = tl.program_id(0)
     if PHASE == "apply":
-        # The last tiles that were read are the first to be mapped.
+        # The last chunks that were read are the first to be mapped.
         pid = tl.num_programs(0) - 1 - pid
-    part = pid % tiles_along
-    tile = (pid // tiles_along).to(tl.int64)
+    chunk = pid % chunks
+    tile = (pid // chunks).to(tl.int64)
     tiles = tl.cdiv(row_dims[0], R)
     lane = tl.arange(0, R)
     rows = (tile % tiles).to(tl.int32) * R + lane
-    slot = (tile * tiles_along + part) * R + lane
+    slot = (tile * chunks + chunk) * R + lane
     total = tl.num_programs(0).to(tl.int64) * R
     carry = tl.zeros((R,), tl.float64)
-    gate = tl.zeros((R,), tl.int32)
-    if FLIP:
-        carried = part > 0
-    else:
-        carried = part < tiles_along - 1
+    gate = tl.zeros((R,), tl.float64)
     if PHASE == "apply":
         carry = tl.load(carries + slot)
-        gate = tl.load(carries + total + slot).to(tl.int32)
-    a, s = run_tile(
+        gate = tl.load(carries + total + slot)
+    if PHASE == "resident":
+        tile_of(
+            dy, x, y, out, row_dims, row_dy, row_x, row_y, row_out,
+            axis_dims, axis_dy, axis_x, axis_y, axis_out, states, slot, total,
+            n, tile // tiles, rows, chunk, tiles_along, carry, gate, False,
+            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, FLIP, WIDE, R, C, FULL,
+        )  # fmt: skip
+        begin = chunk
+        count = chunk * 0
+    else:
+        begin = chunk * steps
+        count = tl.minimum(steps, tiles_along - begin)
+    GATES: tl.constexpr = TIES != ""
+    PARTIAL: tl.constexpr = PHASE == "partial"
+    if PARTIAL and not GATES:
+        gate += 1.0  # the factor of a chunk, so far
+    for step in range(0, count):
+        if FLIP:
+            part = begin + step
+            carried = part > 0
+        else:
+            part = begin + count - 1 - step
+            carried = part < tiles_along - 1
+        if PARTIAL:
+            # Within the chunk alone.
+            carried = begin * 0 + step > 0
+        a, s = tile_of(
+            dy, x, y, out, row_dims, row_dy, row_x, row_y, row_out,
+            axis_dims, axis_dy, axis_x, axis_y, axis_out, states, slot, total,
+            n, tile // tiles, rows, part, tiles_along, carry, gate, carried,
+            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, FLIP, WIDE, R, C, FULL,
+        )  # fmt: skip
+        if PARTIAL:
+            if GATES:
+                f, carry = gated(
+                    gate.to(tl.int32), tl.where(carried, carry, 0.0), a.to(tl.int32), s
+                )
+                gate = tl.where(carried, f, a.to(tl.int32)).to(tl.float64)
+            else:
+                carry = tl.where(carried, s + a * carry, s)
+                gate = tl.where(carried, gate * a, a)
+        else:
+            carry = s
+            gate = a
+    if PARTIAL:
+        tl.store(carries + slot, carry)
+        tl.store(carries + total + slot, gate)
+
+
+@triton.jit
+def tile_of(
+    dy, x, y, out, row_dims, row_dy, row_x, row_y, row_out,
+    axis_dims, axis_dy, axis_x, axis_y, axis_out, states, slot, total,
+    n, outer, rows, part, tiles_along, carry, gate, carried,
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
+    X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, FLIP: tl.constexpr,
+    WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    return run_tile(
         (dy, x, y, out),
         (row_dims, row_dy, axis_dims, axis_dy),
         (row_dims, row_x, axis_dims, axis_x),
@@ -227,13 +218,13 @@ def scan_tile(
         slot,
         total,
         n,
-        tile // tiles,
+        outer,
         rows,
         rows < row_dims[0],
         part,
         tiles_along,
         carry,
-        gate,
+        gate.to(tl.int32),
         carried,
         KIND,
         TIES,
@@ -242,93 +233,13 @@ def scan_tile(
         X,
         Y,
         OUT,
-        PHASE,
+        "apply" if PHASE == "whole" else PHASE,
         FLIP,
         WIDE,
         R,
         C,
         FULL,
     )
-    if PHASE == "partial":
-        tl.store(carries + slot, s)
-        tl.store(carries + total + slot, a)
-
-
-@triton.jit
-def scan_rows(
-    dy,
-    x,
-    y,
-    out,
-    row_dims,
-    row_dy,
-    row_x,
-    row_y,
-    row_out,
-    axis_dims,
-    axis_dy,
-    axis_x,
-    axis_y,
-    axis_out,
-    n,
-    KIND: tl.constexpr,
-    TIES: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    DY: tl.constexpr,
-    X: tl.constexpr,
-    Y: tl.constexpr,
-    OUT: tl.constexpr,
-    FLIP: tl.constexpr,
-    WIDE: tl.constexpr,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Whole rows a program, tile by tile from the far end; the state comes from y."""
-    pid = tl.program_id(0).to(tl.int64)
-    tiles = tl.cdiv(row_dims[0], R)
-    rows = (pid % tiles).to(tl.int32) * R + tl.arange(0, R)
-    tiles_along = tl.cdiv(n, C)
-    carry = tl.zeros((R,), tl.float64)
-    gate = tl.zeros((R,), tl.int32)
-    for step in range(0, tiles_along):
-        if FLIP:
-            part = tiles_along * 0 + step
-        else:
-            part = tiles_along - 1 - step
-        a, carry = run_tile(
-            (dy, x, y, out),
-            (row_dims, row_dy, axis_dims, axis_dy),
-            (row_dims, row_x, axis_dims, axis_x),
-            (row_dims, row_y, axis_dims, axis_y),
-            (row_dims, row_out, axis_dims, axis_out),
-            None,
-            0,
-            0,
-            n,
-            pid // tiles,
-            rows,
-            rows < row_dims[0],
-            part,
-            tiles_along,
-            carry,
-            gate,
-            tiles_along * 0 + step > 0,
-            KIND,
-            TIES,
-            ELEMENT,
-            DY,
-            X,
-            Y,
-            OUT,
-            "apply",
-            FLIP,
-            WIDE,
-            R,
-            C,
-            FULL,
-        )
-        gate = a.to(tl.int32)
 
 
 @triton.jit
@@ -371,7 +282,12 @@ def run_tile(
     """
     dy, x, y, out = arrays
     begin = part.to(n.dtype) * C
-    index = begin + tl.arange(0, C)
+    # From the far end, so that the recurrence is a forward scan: Triton turns the others round
+    # by shuffles that cost more than the scan.
+    if FLIP:
+        index = begin + tl.arange(0, C)
+    else:
+        index = begin + (C - 1) - tl.arange(0, C)
     mask = index < n
     low = index == begin
     high = index == tl.minimum(begin + C, n) - 1
@@ -381,6 +297,7 @@ def run_tile(
         ahead = (outer, rows, index - 1, row_mask, has_next)
         behind = (outer, rows, index + 1, row_mask, has_prev)
         first, far = high, low
+        near_end, far_end, past = tl.minimum(begin + C, n) - 1, begin, begin - 1
         start = part == tiles_along - 1
     else:
         has_next = index + 1 < n
@@ -388,6 +305,8 @@ def run_tile(
         ahead = (outer, rows, index + 1, row_mask, has_next)
         behind = (outer, rows, index - 1, row_mask, has_prev)
         first, far = low, high
+        near_end, far_end = begin, tl.minimum(begin + C, n) - 1
+        past = far_end + 1
         start = part == 0
     at = (outer, rows, index, row_mask, mask)
     first = first[None, :]
@@ -397,7 +316,7 @@ def run_tile(
         d = tl.where(mask[None, :], d, 0.0)
 
     if KIND == "cumsum":
-        s = tl.cumsum(d, 1, reverse=not FLIP)
+        s = tl.cumsum(d, 1, reverse=False)
         if PHASE == "apply":
             s = tl.where(carried, s + carry[:, None].to(TYPE), s)
         if PHASE != "partial":
@@ -413,7 +332,7 @@ def run_tile(
     elif KIND == "cumprod":
         c = tl.broadcast_to(fetch(x, X, ahead, x_steps, 1.0, WIDE, False), (R, C))
         c = tl.where(has_next[None, :], c, 1.0)
-        a, s = tl.associative_scan((c, d), 1, affine, reverse=not FLIP)
+        a, s = tl.associative_scan((c, d), 1, affine, reverse=False)
         if PHASE == "partial":
             return pick(a, first).to(tl.float64), pick(s, first).to(tl.float64)
         else:
@@ -422,7 +341,7 @@ def run_tile(
             if Y == "n":
                 w = tl.broadcast_to(fetch(x, X, behind, x_steps, 1.0, WIDE, False), (R, C))
                 w = tl.where(has_prev[None, :] & ~first, w, 1.0)
-                w = tl.associative_scan(w, 1, multiply, reverse=FLIP)
+                w = tl.associative_scan(w, 1, multiply, reverse=True)
                 if PHASE != "resident":
                     w = w * tl.load(states + slot)[:, None].to(TYPE)
             else:
@@ -432,8 +351,9 @@ def run_tile(
             return carry, pick(s, first).to(tl.float64)
     elif KIND == "log_cumsum_exp":
         return log_tile(
-            (x, y, out),
+            (dy, x, y, out),
             d,
+            dy_steps,
             x_steps,
             y_steps,
             out_steps,
@@ -444,9 +364,12 @@ def run_tile(
             ahead,
             first,
             far,
+            (near_end, far_end, past),
+            n,
             carry,
             carried,
             ELEMENT,
+            DY,
             X,
             Y,
             OUT,
@@ -461,7 +384,7 @@ def run_tile(
             x, y, x_steps, y_steps, states, slot, at, behind, first, start,
             KIND, TIES, X, Y, PHASE, FLIP, WIDE, R, C, FULL,
         )  # fmt: skip
-        f, s = tl.associative_scan((winner.to(tl.int32), d), 1, gated, reverse=not FLIP)
+        f, s = tl.associative_scan((winner.to(tl.int32), d), 1, gated, reverse=False)
         if PHASE == "partial":
             own = tl.sum(tl.where(first, f, 0), 1)
             return own.to(tl.float64), pick(s, first).to(tl.float64)
@@ -486,9 +409,9 @@ def winners(
         v = tl.where(at[4][None, :], v, -_INFINITY)
         place = tl.broadcast_to(at[2][None, :], (R, C))
         if TIES == "first":
-            _, best = tl.associative_scan((v, place), 1, first_wins, reverse=FLIP)
+            _, best = tl.associative_scan((v, place), 1, first_wins, reverse=True)
         else:
-            _, best = tl.associative_scan((v, place), 1, last_wins, reverse=FLIP)
+            _, best = tl.associative_scan((v, place), 1, last_wins, reverse=True)
         wins = best == place
         if PHASE != "resident":
             wins = wins & (beats(TIES, v, tl.load(states + slot)[:, None].to(v.dtype)) | start)
@@ -507,6 +430,7 @@ def winners(
 def log_tile(
     arrays,
     d,
+    dy_steps,
     x_steps,
     y_steps,
     out_steps,
@@ -517,9 +441,12 @@ def log_tile(
     ahead,
     first,
     far,
+    ends,
+    n,
     carry,
     carried,
     ELEMENT: tl.constexpr,
+    DY: tl.constexpr,
     X: tl.constexpr,
     Y: tl.constexpr,
     OUT: tl.constexpr,
@@ -531,16 +458,12 @@ def log_tile(
 ):
     WIDE: tl.constexpr = ELEMENT == "f64"
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
-    x, y, out = arrays
+    _dy, x, y, out = arrays
     row_mask = at[3]
     mask = at[4][None, :]
     has_next = ahead[4][None, :]
-    # The one place whose next lies in another tile.
-    edge = far & ahead[4]
-    beyond = (ahead[0], ahead[1], ahead[2], ahead[3], edge)
     u = tl.broadcast_to(fetch(x, X, at, x_steps, 0.0, WIDE, FULL), (R, C))
     here = row_mask[:, None] & mask
-    largest = tl.max(tl.where(here & (d == d), tl.abs(d), 0.0), 1)
     if Y == "n":
         top = tl.max(tl.where(here & (u == u), u, -_INFINITY), 1).to(tl.float64)
         broken = tl.max(tl.where(here & ((u != u) | (u == _INFINITY)), 1, 0), 1)
@@ -555,55 +478,55 @@ def log_tile(
         low = high - _RANGE
     else:
         v = tl.broadcast_to(fetch(y, Y, at, y_steps, 0.0, WIDE, FULL), (R, C))
-        low = tl.min(tl.where(here, v, _INFINITY), 1).to(tl.float64)
-        high = tl.max(tl.where(here, v, -_INFINITY), 1).to(tl.float64)
-        broken = tl.max((here & (v != v)).to(tl.int32), 1)
-        usual = (broken == 0) & (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
-    usual = usual & (largest < 1e18) & ((largest > 1e-18) | (largest == 0.0))
-    if tl.min(tl.where(row_mask & ~usual, 0, 1), 0) == 1:
-        # One reference a row, in the middle of what the exponents reach.
-        ref = tl.where(row_mask, (high + low) * 0.5, 0.0).to(TYPE)
-        ref64 = ref.to(tl.float64)
-        e = exp_of_difference(u, ref[:, None], ELEMENT)
-        if Y == "n":
-            e = tl.where(mask & (u > -_INFINITY), e, 0.0)
-            f = tl.cumsum(e, 1, reverse=FLIP)
-            if PHASE != "resident":
-                f += (e0 * tl.exp(m0 - ref64))[:, None].to(TYPE)
-            g = d / tl.where(f == 0.0, 1.0, f)
-            own = pick(f, first).to(tl.float64)
-            x_after = tl.broadcast_to(fetch(x, X, beyond, x_steps, 0.0, WIDE, False), (R, C))
+        # y never falls, and a NaN stays: its ends tell all.
+        low = value_at(y, Y, at, ends[0], n, y_steps, R)
+        high = value_at(y, Y, at, ends[1], n, y_steps, R)
+        usual = (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
+    # One reference a row, in the middle of what the exponents reach.
+    ref = tl.where(row_mask, (high + low) * 0.5, 0.0).to(TYPE)
+    ref64 = ref.to(tl.float64)
+    e = exp_of_difference(u, ref[:, None], ELEMENT)
+    if Y == "n":
+        e = tl.where(mask & (u > -_INFINITY), e, 0.0)
+        f = tl.cumsum(e, 1, reverse=True)
+        if PHASE != "resident":
+            f += (e0 * tl.exp(m0 - ref64))[:, None].to(TYPE)
+        g = d / tl.where(f == 0.0, 1.0, f)
+        own = pick(f, first).to(tl.float64)
+        arriving = own
+        if PHASE != "resident":
             arrived = pick(f, far[None, :]).to(tl.float64)
-            arrived += tl.exp(pick(x_after, edge[None, :]).to(tl.float64) - ref64)
-            arriving = 1.0 / arrived
-        else:
-            g = d * exp_of_difference(ref[:, None], v, ELEMENT)
-            own = tl.exp(pick(v, first).to(tl.float64) - ref64)
-            if PHASE == "resident":
-                arriving = own
-            else:
-                y_after = tl.broadcast_to(fetch(y, Y, beyond, y_steps, 0.0, WIDE, False), (R, C))
-                arriving = tl.exp(ref64 - pick(y_after, edge[None, :]).to(tl.float64))
-        if not FULL:
-            g = tl.where(mask, g, 0.0)
-        s = tl.cumsum(g, 1, reverse=not FLIP)
-        if PHASE == "apply":
-            s = tl.where(carried, s + (carry * arriving)[:, None].to(TYPE), s)
-        dx = tl.where(u == -_INFINITY, 0.0, e * s)
-        c_first = own * arriving
-        s_first = own * pick(s, first).to(tl.float64)
+            arriving = 1.0 / (arrived + tl.exp(value_at(x, X, at, ends[2], n, x_steps, R) - ref64))
     else:
-        u64 = u.to(tl.float64)
-        if Y == "n":
+        g = d * exp_of_difference(ref[:, None], v, ELEMENT)
+        own = tl.exp(low - ref64)
+        arriving = own
+        if PHASE != "resident":
+            arriving = tl.exp(ref64 - value_at(y, Y, at, ends[2], n, y_steps, R))
+    if not FULL:
+        g = tl.where(mask, g, 0.0)
+    s = tl.cumsum(g, 1, reverse=False)
+    if PHASE == "apply":
+        s = tl.where(carried, s + (carry * arriving)[:, None].to(TYPE), s)
+    dx = tl.where(u == -_INFINITY, 0.0, e * s)
+    c_first = own * arriving
+    all_of_it = pick(s, first)
+    s_first = own * all_of_it.to(tl.float64)
+    # What overflows, or is not finite in dy, shows at the first place.
+    usual = usual & (tl.abs(all_of_it) < _INFINITY)
+    every = tl.min(tl.where(row_mask & ~usual, 0, 1), 0) == 1
+    if Y == "n":
+        if not every:
+            u64 = u.to(tl.float64)
             x_next = tl.broadcast_to(fetch(x, X, ahead, x_steps, 0.0, True, False), (R, C))
             lowest = tl.full((R, C), -_INFINITY, tl.float64)
             one = tl.where(mask, 1.0, tl.zeros((R, C), tl.float64))
             begun = (tl.where(mask, u64, lowest), one)
-            m1, e1 = tl.associative_scan(begun, 1, log_add, reverse=FLIP)
+            m1, e1 = tl.associative_scan(begun, 1, log_add, reverse=True)
             # The state one step on: the same scan over what follows, begun with the tile's first.
             one = tl.where(has_next, 1.0, tl.zeros((R, C), tl.float64))
             begun = (tl.where(has_next, x_next, lowest), one)
-            m2, e2 = tl.associative_scan(begun, 1, log_add, reverse=FLIP)
+            m2, e2 = tl.associative_scan(begun, 1, log_add, reverse=True)
             u_first = pick(u64, first)[:, None]
             m2, e2 = log_add(u_first, tl.full((R, 1), 1.0, tl.float64), m2, e2)
             if PHASE != "resident":
@@ -612,21 +535,91 @@ def log_tile(
             same = (m1 == m2) & (tl.abs(m1) == _INFINITY)
             c = tl.where(same, 1.0, ratio(m1, m2) * e1 / e2)
             w = tl.where(u64 == _INFINITY, _NAN, ratio(u64, m1) / e1)
+            c = tl.broadcast_to(tl.where(has_next, c, 1.0), (R, C))
+            a, s64 = tl.associative_scan((c, d.to(tl.float64)), 1, affine, reverse=False)
+            if PHASE == "apply":
+                s64 = tl.where(carried, s64 + a * carry[:, None], s64)
+            dx = tl.where(u == -_INFINITY, 0.0, w * s64).to(TYPE)
+            c_first = pick(a, first)
+            s_first = pick(s64, first)
+        if PHASE != "partial":
+            put(out, OUT, dx, at, out_steps, R, C, FULL)
+    else:
+        if every:
+            if PHASE != "partial":
+                put(out, OUT, dx, at, out_steps, R, C, FULL)
         else:
-            v64 = v.to(tl.float64)
-            v_next = fetch(y, Y, ahead, y_steps, 0.0, True, False)
-            c = ratio(v64, v_next)
-            w = tl.exp(u64 - v64)
-        c = tl.broadcast_to(tl.where(has_next, c, 1.0), (R, C))
-        a, s64 = tl.associative_scan((c, d.to(tl.float64)), 1, affine, reverse=not FLIP)
-        if PHASE == "apply":
-            s64 = tl.where(carried, s64 + a * carry[:, None], s64)
-        dx = tl.where(u == -_INFINITY, 0.0, w * s64).to(TYPE)
-        c_first = pick(a, first)
-        s_first = pick(s64, first)
-    if PHASE != "partial":
-        put(out, OUT, dx, at, out_steps, R, C, FULL)
+            arriving_s = carry * 0.0
+            if PHASE == "apply":
+                arriving_s = tl.where(carried, carry, 0.0)
+            c_first, s_first = careful_logs(
+                arrays, dy_steps, x_steps, y_steps, out_steps, at, n, arriving_s,
+                DY, X, Y, OUT, PHASE, FLIP, R, C,
+            )  # fmt: skip
     return c_first, s_first
+
+
+@triton.jit
+def careful_logs(
+    arrays, dy_steps, x_steps, y_steps, out_steps, at, n, arriving,
+    DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr,
+    FLIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """A tile whose y are far apart or not finite, by pairs in f64, in small steps: what they need
+    is read again, so that the usual way keeps its registers."""
+    dy, x, y, out = arrays
+    H: tl.constexpr = eighth(C)
+    begin = tl.min(at[2], 0)
+    factor = tl.full((R,), 1.0, tl.float64)
+    s = arriving
+    for step in range(0, C // H):
+        if FLIP:
+            low = begin + step * H
+            onward = -1
+        else:
+            low = begin + C - H - step * H
+            onward = 1
+        if FLIP:
+            index = low + tl.arange(0, H)
+        else:
+            index = low + (H - 1) - tl.arange(0, H)
+        follows = index + onward
+        mask = index < n
+        has_next = mask & (follows >= 0) & (follows < n)
+        here = (at[0], at[1], index, at[3], mask)
+        ahead = (at[0], at[1], follows, at[3], has_next)
+        d = tl.broadcast_to(fetch(dy, DY, here, dy_steps, 0.0, True, False), (R, H))
+        u = fetch(x, X, here, x_steps, 0.0, True, False)
+        v = fetch(y, Y, here, y_steps, 0.0, True, False)
+        c = ratio(v, fetch(y, Y, ahead, y_steps, 0.0, True, False))
+        c = tl.broadcast_to(tl.where(has_next[None, :], c, 1.0), (R, H))
+        d = tl.where(mask[None, :], d, 0.0)
+        a, sums = tl.associative_scan((c, d), 1, affine, reverse=False)
+        sums += a * s[:, None]
+        if FLIP:
+            first = (index == low + H - 1)[None, :]
+        else:
+            first = (index == low)[None, :]
+        s = pick(sums, first)
+        factor = factor * pick(a, first)
+        if PHASE != "partial":
+            dx = tl.where(u == -_INFINITY, 0.0, tl.exp(u - v) * sums)
+            put(out, OUT, dx, here, out_steps, R, H, False)
+    return factor, s
+
+
+@triton.constexpr_function
+def eighth(c):
+    return max(1, c // 8)
+
+
+@triton.jit
+def value_at(pointer, MODE: tl.constexpr, at, place, n, steps, R: tl.constexpr):
+    """One value a row, f64, at a place of the axis; 0 where there is none."""
+    index = place + tl.arange(0, 1)
+    there = (at[0], at[1], index, at[3], (index >= 0) & (index < n))
+    value = fetch(pointer, MODE, there, steps, 0.0, True, False)
+    return tl.reshape(tl.broadcast_to(value, (R, 1)), (R,))
 
 
 @triton.jit
@@ -678,13 +671,15 @@ def join_states(
     KIND: tl.constexpr,
     FLIP: tl.constexpr,
     R: tl.constexpr,
+    J: tl.constexpr,
     K: tl.constexpr,
 ):
     """In place: the state before each tile, from what each tile adds."""
-    tile = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, R)
-    m = tl.full((R,), 1.0 if KIND == "cumprod" else -_INFINITY, tl.float64)
-    e = tl.zeros((R,), tl.float64)
+    groups = R // J
+    tile = (tl.program_id(0) // groups).to(tl.int64)
+    lane = (tl.program_id(0) % groups) * J + tl.arange(0, J)
+    m = tl.full((J,), 1.0 if KIND == "cumprod" else -_INFINITY, tl.float64)
+    e = tl.zeros((J,), tl.float64)
     for block in range(0, tl.cdiv(tiles_along, K)):
         step = block * K + tl.arange(0, K)
         inside = (step < tiles_along)[None, :]
@@ -734,13 +729,15 @@ def join_carries(
     GATES: tl.constexpr,
     FLIP: tl.constexpr,
     R: tl.constexpr,
+    J: tl.constexpr,
     K: tl.constexpr,
 ):
     """In place: the S that arrives at each tile, from what each tile does to an arriving S."""
-    tile = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, R)
-    s = tl.zeros((R,), tl.float64)
-    gate = tl.zeros((R,), tl.float64)
+    groups = R // J
+    tile = (tl.program_id(0) // groups).to(tl.int64)
+    lane = (tl.program_id(0) % groups) * J + tl.arange(0, J)
+    s = tl.zeros((J,), tl.float64)
+    gate = tl.zeros((J,), tl.float64)
     for block in range(0, tl.cdiv(tiles_along, K)):
         step = block * K + tl.arange(0, K)
         inside = (step < tiles_along)[None, :]
@@ -764,10 +761,10 @@ def join_carries(
         else:
             c, sums = tl.associative_scan((own_a, own_s), 1, affine)
             sums = tl.where(started, sums + c * s[:, None], sums)
-            flags = tl.zeros((R, K), tl.float64)
+            flags = tl.zeros((J, K), tl.float64)
         begin = inside & (step == block * K)[None, :]
-        tl.store(source, tl.broadcast_to(s[:, None], (R, K)), mask=begin)
-        tl.store(source + total, tl.broadcast_to(gate[:, None], (R, K)), mask=begin)
+        tl.store(source, tl.broadcast_to(s[:, None], (J, K)), mask=begin)
+        tl.store(source + total, tl.broadcast_to(gate[:, None], (J, K)), mask=begin)
         target = source + onward * R
         inner = ((step + 1 < tiles_along) & (step + 1 < block * K + K))[None, :]
         tl.store(target, sums, mask=inner)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from .arithmetic import rough_quotient
 from .formulas import (
     apply,
     first_state,
@@ -16,7 +17,7 @@ from .formulas import (
     term,
     tile_state,
 )
-from .tiles import axis_offset, fetch, put
+from .tiles import axis_offset, fetch, fetch_keeping, fetch_raw, put, widened, widened_again
 
 
 @triton.jit
@@ -114,19 +115,28 @@ def resident(
     at = (pid // tiles, rows, index, row_mask, mask)
     x_steps = (row_dims, row_x, axis_dims, axis_x)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
-    a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
-    b = fetch(x, X, at, x_steps, 1.0, WIDE, FULL)
+    raw_a = fetch_raw(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, FULL, "")
+    raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, "")
+    a = widened(raw_a, DY, WIDE)
+    b = widened(raw_b, X, WIDE)
     if KIND == "prod":
         m, exponent, ordinary = plain_product(ELEMENT, b, mask[None, :], R, C, FULL)
         share, usual = product_share(ELEMENT, m, exponent, a.to(tl.float64), row_mask)
         if usual & (tl.min(tl.where(row_mask & ~ordinary, 0, 1), 0) == 1):
-            put(out, OUT, share.to(b.dtype) / b, at, out_steps, R, C, FULL)
+            put(out, OUT, rough_quotient(share.to(b.dtype), b, ELEMENT), at, out_steps, R, C, FULL)
         else:
             careful_product(x, X, out, OUT, a, at, x_steps, out_steps, 0, n, ELEMENT, R, C)
     else:
-        c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL)
+        raw_c = fetch_raw(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, FULL, "")
+        c = widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
         s0, _, _ = tile_state(KIND, TIES, ELEMENT, a, b, c, order, mask[None, :], R, C, FULL)
+        # Widened anew, so that in between halves wait in half the registers.
+        a, b, c = (
+            widened_again(raw_a, DY, a),
+            widened_again(raw_b, X, b),
+            widened_again(raw_c, Y, c),
+        )
         value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, n, p)
         put(out, OUT, value, at, out_steps, R, C, FULL)
 
@@ -244,6 +254,9 @@ def streamed(
     y_steps = (row_dims, row_y, axis_dims, axis_y)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
     s0, s1, s2 = first_state(KIND, TIES, R)
+    # What is read twice should stay in the cache until it is.
+    LATER: tl.constexpr = "evict_last" if PHASE == "fused" else ""
+    DONE: tl.constexpr = "evict_first"
     if PHASE != "apply":
         if SUM:
             sums = tl.zeros((R, C), tl.int32 if KIND == "max" or KIND == "min" else tl.float64)
@@ -251,9 +264,9 @@ def streamed(
                 index = begin + width * step + tl.arange(0, C)
                 mask = index < n
                 at = (outer, rows, index, row_mask, mask)
-                a = fetch(dy, DY, at, dy_steps, 0.0, WIDE, FULL)
-                b = fetch(x, X, at, x_steps, 1.0, WIDE, FULL)
-                c = fetch(y, Y, at, y_steps, 0.0, WIDE, FULL)
+                a = fetch_keeping(dy, DY, at, dy_steps, 0.0, WIDE, FULL, LATER)
+                b = fetch_keeping(x, X, at, x_steps, 1.0, WIDE, FULL, LATER)
+                c = fetch_keeping(y, Y, at, y_steps, 0.0, WIDE, FULL, LATER)
                 sums += inside(term(KIND, ELEMENT, a, b, c), mask[None, :], R, C, FULL)
             s0 = tl.sum(sums, 1).to(tl.float64)
         else:
@@ -310,7 +323,16 @@ def streamed(
             if KIND == "prod":
                 if usual:
                     b = fetch(x, X, at, x_steps, 1.0, WIDE, FULL)
-                    put(out, OUT, share.to(b.dtype) / b, at, out_steps, R, C, FULL)
+                    put(
+                        out,
+                        OUT,
+                        rough_quotient(share.to(b.dtype), b, ELEMENT),
+                        at,
+                        out_steps,
+                        R,
+                        C,
+                        FULL,
+                    )
                 else:
                     H: tl.constexpr = small_step(R, C)
                     for some in range(0, C // H):
@@ -320,9 +342,9 @@ def streamed(
                         value = product_of_others(ELEMENT, s0, s1, s2, a, d)
                         put(out, OUT, value, here, out_steps, R, H, False)
             else:
-                a = fetch(dy, DY, at, dy_steps, 0.0, WIDE, FULL)
-                b = fetch(x, X, at, x_steps, 1.0, WIDE, FULL)
-                c = fetch(y, Y, at, y_steps, 0.0, WIDE, FULL)
+                a = fetch_keeping(dy, DY, at, dy_steps, 0.0, WIDE, FULL, DONE)
+                b = fetch_keeping(x, X, at, x_steps, 1.0, WIDE, FULL, DONE)
+                c = fetch_keeping(y, Y, at, y_steps, 0.0, WIDE, FULL, DONE)
                 order = ordered(index, axis_dims, axis_order, order_base, TIES)
                 value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, n, p)
                 put(out, OUT, value, at, out_steps, R, C, FULL)

@@ -144,20 +144,44 @@ def add_rows(
     shift,
     UNIT: tl.constexpr,
     P: tl.constexpr,
+    D: tl.constexpr,
 ):
-    """Add the rows of `dout` that the words from begin to end name, P at a time."""
-    for at in range(begin, end, P):
-        place = at + tl.arange(0, P)
-        there = place < end
-        word = tl.load(words + place, mask=there, other=0)
-        position = word & ((tl.full((), 1, tl.int64) << shift) - 1)
-        row = axis_offset(position, index_dims, dout_steps)
-        if UNIT:
-            source = dout + row[:, None] + column[None, :]
-        else:
-            source = dout + row[:, None] + column[None, :].to(tl.int64) * dout_column
-        values = tl.load(source, mask=there[:, None] & inside[None, :], other=0.0)
-        total += tl.sum(values.to(tl.float64), 0)
+    """Add the rows of `dout` that the words from begin to end name: a few one by one, many P at
+    a time."""
+    positions = (tl.full((), 1, tl.int64) << shift) - 1
+    if UNIT:
+        across = column
+    else:
+        across = column.to(tl.int64) * dout_column
+    if end - begin > P // 2:
+        sums = tl.zeros((P, D), tl.float64)
+        for at in range(begin, end, P):
+            place = at + tl.arange(0, P)
+            there = place < end
+            position = tl.load(words + place, mask=there, other=0) & positions
+            row = axis_offset(position, index_dims, dout_steps)
+            source = dout + row[:, None] + across[None, :]
+            sums += tl.load(source, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float64)
+        total += tl.sum(sums, 0)
+    else:
+        for at in range(begin, end):
+            position = tl.load(words + at) & positions
+            source = dout + axis_offset(position, index_dims, dout_steps) + across
+            total += tl.load(source, mask=inside, other=0.0).to(tl.float64)
+    return total
+
+
+@triton.jit
+def add_sums(total, sums, begin, end, column, inside, columns, P: tl.constexpr, D: tl.constexpr):
+    """Add sums taken before, P at a time."""
+    if end > begin:
+        parts = tl.zeros((P, D), tl.float64)
+        for at in range(begin, end, P):
+            place = at + tl.arange(0, P)
+            there = (place < end)[:, None] & inside[None, :]
+            source = sums + place[:, None].to(tl.int64) * columns + column[None, :]
+            parts += tl.load(source, mask=there, other=0.0)
+        total += tl.sum(parts, 0)
     return total
 
 
@@ -166,32 +190,42 @@ def sum_stretches(
     words,
     dout,
     sums,
+    more,
     index_dims,
     dout_steps,
     dout_column,
     columns,
     count,
     shift,
+    LEVEL: tl.constexpr,
     UNIT: tl.constexpr,
     L: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Rows named so often that one program would take long: L words in a row of one name."""
+    """Rows named so often that one program would take long: L words in a row of one name.
+
+    LEVEL 1 sums the rows they name into `sums`; LEVEL 2 sums L of those into `more`.
+    """
     slices = tl.cdiv(columns, D)
     stretch = (tl.program_id(0) // slices).to(tl.int64)
     column = (tl.program_id(0) % slices) * D + tl.arange(0, D)
     inside = column < columns
-    begin = stretch * L
-    if begin + L <= count:
-        same = (tl.load(words + begin) >> shift) == (tl.load(words + begin + L - 1) >> shift)
-        if same:
+    SPAN: tl.constexpr = L if LEVEL == 1 else L * L
+    begin = stretch * SPAN
+    if begin + SPAN <= count:
+        if (tl.load(words + begin) >> shift) == (tl.load(words + begin + SPAN - 1) >> shift):
             total = tl.zeros((D,), tl.float64)
-            total = add_rows(
-                total, words, dout, begin, begin + L, column, inside,
-                index_dims, dout_steps, dout_column, shift, UNIT, P,
-            )  # fmt: skip
-            tl.store(sums + stretch * columns + column, total, mask=inside)
+            if LEVEL == 1:
+                total = add_rows(
+                    total, words, dout, begin, begin + L, column, inside,
+                    index_dims, dout_steps, dout_column, shift, UNIT, P, D,
+                )  # fmt: skip
+                tl.store(sums + stretch * columns + column, total, mask=inside)
+            else:
+                low = stretch * L
+                total = add_sums(total, sums, low, low + L, column, inside, columns, P, D)
+                tl.store(more + stretch * columns + column, total, mask=inside)
 
 
 @triton.jit
@@ -200,6 +234,7 @@ def sum_rows(
     starts,
     dout,
     sums,
+    more,
     table,
     index_dims,
     dout_steps,
@@ -217,7 +252,11 @@ def sum_rows(
     D: tl.constexpr,
     T: tl.constexpr,
 ):
-    """T rows of the table a program, D columns of each; rows nobody names are zeroed together."""
+    """T rows of the table a program, D columns of each; rows nobody names are zeroed together.
+
+    A row's words are taken in order: those before the first whole stretch, sums of stretches, of
+    stretches of stretches, and back down to the words behind the last.
+    """
     slices = tl.cdiv(columns, D)
     first = (tl.program_id(0) // slices).to(tl.int64) * T
     column = (tl.program_id(0) % slices) * D + tl.arange(0, D)
@@ -236,40 +275,41 @@ def sum_rows(
         target = table + row[:, None] * table_row + across[None, :]
         tl.store(target, tl.zeros((T, D), element), mask=empty[:, None] & inside[None, :])
     for r in range(0, T):
-        row_here = first + r
-        known = row_here < rows
-        begin_here = tl.load(starts + row_here, mask=known, other=0)
-        end_here = tl.load(starts + row_here + 1, mask=known, other=0)
-        if end_here > begin_here:
+        name = first + r
+        known = name < rows
+        begins = tl.load(starts + name, mask=known, other=0)
+        ends = tl.load(starts + name + 1, mask=known, other=0)
+        if ends > begins:
             total = tl.zeros((D,), tl.float64)
-            low = tl.cdiv(begin_here, L)
-            high = end_here // L
-            head = tl.minimum(end_here, tl.where(high > low, low * L, end_here))
+            low = tl.cdiv(begins, L)
+            high = ends // L
+            whole = high > low
             total = add_rows(
-                total, words, dout, begin_here, head, column, inside,
-                index_dims, dout_steps, dout_column, shift, UNIT, P,
+                total, words, dout, begins, tl.where(whole, low * L, ends), column, inside,
+                index_dims, dout_steps, dout_column, shift, UNIT, P, D,
             )  # fmt: skip
-            if high > low:
-                for stretch in range(low, high, P):
-                    some = stretch + tl.arange(0, P)
-                    there_too = (some < high)[:, None] & inside[None, :]
-                    part = tl.load(
-                        sums + some[:, None] * columns + column[None, :], mask=there_too, other=0.0
-                    )
-                    total += tl.sum(part, 0)
+            if whole:
+                lower = tl.cdiv(low, L)
+                higher = high // L
+                wholes = higher > lower
+                stop = tl.where(wholes, lower * L, high)
+                total = add_sums(total, sums, low, stop, column, inside, columns, P, D)
+                if wholes:
+                    total = add_sums(total, more, lower, higher, column, inside, columns, P, D)
+                    total = add_sums(total, sums, higher * L, high, column, inside, columns, P, D)
                 total = add_rows(
-                    total, words, dout, high * L, end_here, column, inside,
-                    index_dims, dout_steps, dout_column, shift, UNIT, P,
+                    total, words, dout, high * L, ends, column, inside,
+                    index_dims, dout_steps, dout_column, shift, UNIT, P, D,
                 )  # fmt: skip
             if BY_COUNT:
-                total = total / (end_here - begin_here).to(tl.float64)
-            target_here = table + row_here * table_row + across
+                total = total / (ends - begins).to(tl.float64)
+            goal = table + name * table_row + across
             if ACCUMULATE:
-                total += tl.load(target_here, mask=inside, other=0.0).to(tl.float64)
+                total += tl.load(goal, mask=inside, other=0.0).to(tl.float64)
             if element == tl.float64:
-                tl.store(target_here, total, mask=inside)
+                tl.store(goal, total, mask=inside)
             else:
-                tl.store(target_here, total.to(tl.float32).to(element), mask=inside)
+                tl.store(goal, total.to(tl.float32).to(element), mask=inside)
 
 
 @triton.jit

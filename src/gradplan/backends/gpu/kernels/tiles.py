@@ -69,19 +69,64 @@ def fetch(pointer, MODE: tl.constexpr, at, steps, other, WIDE: tl.constexpr, FUL
 
     FULL says that every tile is full: nothing is masked.
     """
+    return fetch_keeping(pointer, MODE, at, steps, other, WIDE, FULL, "")
+
+
+@triton.jit
+def fetch_keeping(
+    pointer,
+    MODE: tl.constexpr,
+    at,
+    steps,
+    other,
+    WIDE: tl.constexpr,
+    FULL: tl.constexpr,
+    KEEP: tl.constexpr,
+):
+    """`fetch`, with a policy for the cache."""
+    return widened(fetch_raw(pointer, MODE, at, steps, other, FULL, KEEP), MODE, WIDE)
+
+
+@triton.jit
+def fetch_raw(
+    pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr, KEEP: tl.constexpr
+):
+    """An operand's part of the tile as it is stored."""
     if MODE == "n":
         return 0.0
     else:
         source = place(pointer, MODE, at, steps)
         if FULL:
-            value = tl.load(source)
+            return tl.load(source, eviction_policy=KEEP)
         elif MODE == "r":
-            value = tl.load(source, mask=at[3][:, None], other=other)
+            return tl.load(source, mask=at[3][:, None], other=other)
         elif MODE == "a":
-            value = tl.load(source, mask=at[4][None, :], other=other)
+            return tl.load(source, mask=at[4][None, :], other=other)
         else:
-            value = tl.load(source, mask=at[3][:, None] & at[4][None, :], other=other)
+            mask = at[3][:, None] & at[4][None, :]
+            return tl.load(source, mask=mask, other=other, eviction_policy=KEEP)
+
+
+@triton.jit
+def widened(value, MODE: tl.constexpr, WIDE: tl.constexpr):
+    """In f32 or f64."""
+    if MODE == "n":
+        return 0.0
+    else:
         return value.to(tl.float64 if WIDE else tl.float32)
+
+
+@triton.jit
+def widened_again(raw, MODE: tl.constexpr, before):
+    """The same numbers by another way, which the compiler does not see to be the same."""
+    if MODE == "n":
+        return 0.0
+    else:
+        if raw.dtype == tl.bfloat16:
+            bits = raw.to(tl.int16, bitcast=True).to(tl.int32) << 16
+            return bits.to(tl.float32, bitcast=True)
+        else:
+            return before
 
 
 @triton.jit

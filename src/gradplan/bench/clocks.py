@@ -1,0 +1,213 @@
+"""Clocks and copy bandwidth, for a CPU and for a GPU."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..threads import get_num_threads
+from .lazy import needed
+
+__all__ = [
+    "BLOCK_S",
+    "Effort",
+    "Others",
+    "Timing",
+    "cpu_copy_bandwidth",
+    "cpu_samples",
+    "cuda_copy_bandwidth",
+    "cuda_samples",
+    "medians",
+    "wall_samples",
+]
+
+Call = Callable[[], object]
+
+# Long enough for the spinning threads of the one before to go to sleep.
+_SETTLE_S = 0.003
+BLOCK_S = 0.01
+_COPY_ELEMENTS = 4 * 2048 * 2048
+
+_FLUSH_BYTES = 256 << 20
+_COPY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: so much time a row, or exactly so many repetitions."""
+
+    time_ms: float = 100.0
+    repeats: int | None = None
+
+    def count(self, one_ms: float, fewest: int = 3, most: int = 100) -> int:
+        """Repetitions of something that takes so long."""
+        if self.repeats is not None:
+            return self.repeats
+        return min(most, max(fewest, round(self.time_ms / max(one_ms, 1e-6))))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds: the median, the least, and where the middle three fifths lie."""
+
+    ms: float
+    ms_min: float
+    ms_p20: float
+    ms_p80: float
+    repeats: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        ms = sorted(1e3 * s for s in seconds)
+        last = len(ms) - 1
+        p20, p80 = ms[round(0.2 * last)], ms[round(0.8 * last)]
+        return cls(statistics.median(ms), ms[0], p20, p80, len(ms))
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cpu_samples(
+    calls: Mapping[str, Call],
+    rounds: int,
+    block_s: float = BLOCK_S,
+    settle: Callable[[], object] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of each call on the host, taken in turns; `settle` waits for a device.
+
+    A turn settles, runs one call unclocked, then clocks a block of calls; turns alternate their
+    order, so that a slow spell of the machine meets everyone.
+    """
+    blocks = {name: _calls_in_block(call, block_s) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        order = list(calls) if turn % 2 == 0 else list(calls)[::-1]
+        for name in order:
+            call, count = calls[name], blocks[name]
+            if settle is not None:
+                settle()
+            time.sleep(_SETTLE_S)
+            call()
+            begin = time.perf_counter()
+            for _ in range(count):
+                call()
+            samples[name].append((time.perf_counter() - begin) / count)
+    return samples
+
+
+def medians(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """Median seconds of each call, taken in turns."""
+    samples = cpu_samples(calls, rounds)
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def _calls_in_block(call: Call, block_s: float) -> int:
+    call()
+    count, begin = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begin) < block_s:
+        call()
+        count += 1
+    return max(1, round(count * block_s / spent))
+
+
+class Others:
+    """How many cores other processes have kept busy since this was made."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    def cores(self) -> float:
+        """Busy time that is not ours, over elapsed time; 0 where /proc does not tell."""
+        elapsed, busy, own = (b - a for a, b in zip(self._start, self._read(), strict=True))
+        return max(0.0, busy - own) / elapsed
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        times = os.times()
+        busy = 0.0
+        with suppress(OSError):
+            # user nice system idle iowait irq softirq steal
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+            busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), busy, sum(times[:4])
+
+
+def cpu_copy_bandwidth(rounds: int, elements: int = _COPY_ELEMENTS) -> float:
+    """Bytes per second, read and written, of the fastest plain copy with all threads."""
+    torch, threads = needed("torch"), get_num_threads()
+    source, target = np.ones(elements, np.float32), np.ones(elements, np.float32)
+    lent, taken = torch.from_numpy(source), torch.from_numpy(target)
+    parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
+    with ThreadPoolExecutor(threads) as pool:
+        times = medians(
+            {
+                "torch": lambda: taken.copy_(lent),
+                "numpy": lambda: list(pool.map(lambda pair: np.copyto(*pair), parts)),
+            },
+            rounds,
+        )
+    return 2 * source.nbytes / min(times.values())
+
+
+def cuda_samples(call: Call, effort: Effort) -> list[float]:
+    """Seconds of each repetition on the device, by events, each with cold caches.
+
+    Every repetition first writes a buffer several times the L2. It does so twice: meanwhile the
+    host gets ahead, so that a caller with a slow host side is not charged for gaps.
+    """
+    torch = needed("torch")
+    flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+
+    def repeat(count: int) -> list[float]:
+        marks = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(count)
+        ]
+        for begin, end in marks:
+            flush.zero_()
+            flush.zero_()
+            begin.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return [1e-3 * begin.elapsed_time(end) for begin, end in marks]
+
+    call()
+    torch.cuda.synchronize()
+    count = effort.count(1e3 * statistics.median(repeat(3)))
+    repeat(count // 4)  # the clocks of the device settle
+    return repeat(count)
+
+
+def wall_samples(call: Call, wait: Callable[[object], object], effort: Effort) -> list[float]:
+    """Seconds a call by the wall clock, over batches of calls that are waited for at their end."""
+
+    def batch(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            result = call()
+        wait(result)
+        return (time.perf_counter() - begin) / count
+
+    wait(call())
+    one = batch(3)
+    size = effort.count(10 * 1e3 * one, fewest=1)  # ten batches share the time
+    return [batch(size) for _ in range(10 if effort.repeats is None else 3)]
+
+
+def cuda_copy_bandwidth() -> float:
+    """Bytes per second, read and written, of a copy far larger than the L2."""
+    torch = needed("torch")
+    source = torch.zeros(_COPY_BYTES, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    samples = cuda_samples(lambda: target.copy_(source), Effort(repeats=30))
+    return 2 * _COPY_BYTES / statistics.median(samples)

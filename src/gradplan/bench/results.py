@@ -1,0 +1,172 @@
+"""The results of a run: a JSON file that is whole after every row.
+
+{"gradplan", "date", "device", "versions", "copy_bandwidth", "rows": [...], "host_us": {...}}; a
+row names its kind as the registry does. Times are in ms, `copy_bandwidth` in bytes per second
+read and written, `share` is floor / time. `ms` is null where there is no time to tell: "error",
+or a peer's "note", says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from .. import __version__
+from ..errors import InvalidProblem
+from ..kinds import OpCategory
+from .forwards import VIEW_KINDS
+from .measure import OURS, Request
+
+__all__ = ["Results", "lowest_shares", "read", "speedups"]
+
+_TIMES = ("ms", "ms_min", "ms_p20", "ms_p80", "repeats")
+
+
+@dataclass
+class Results:
+    """All rows so far, and the file they are kept in, if any."""
+
+    about: dict[str, Any]
+    path: Path | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    host_us: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def resumed(cls, about: dict[str, Any], path: Path) -> Results:
+        """Go on with a file, if it is there and from the same device."""
+        if not path.exists():
+            return cls(about, path)
+        before = read(path)
+        names = before["device"].get("name"), about["device"].get("name")
+        if names[0] != names[1]:
+            raise InvalidProblem(f"{path} is from {names[0]}, this device is {names[1]}")
+        return cls(about, path, before["rows"], before["host_us"])
+
+    def row(self, request: Request) -> dict[str, Any]:
+        """The row of a request; a new one where there is none yet."""
+        case, embedding = request.workload, request.category is OpCategory.EMBEDDING
+        no_axis = embedding or request.category is OpCategory.BINARY_ELEMENTWISE
+        key = {
+            "kind": request.kind.value,
+            "family": request.category.value,
+            "element": request.element.value,
+            "case": case.name,
+            "shape": list(case.shape),
+            "axis": None if no_axis else case.axis,
+            "layout": case.layout,
+        }
+        for row in self.rows:
+            if key.items() <= row.items():
+                return row
+        nothing = {"variant": None, "floor_bytes": None, "floor_ms": None}
+        times = dict.fromkeys(_TIMES)
+        row = {**key, **nothing, **times, "share": None, "error": None, "peers": {}}
+        self.rows.append(row)
+        return row
+
+    def todo(self, request: Request) -> list[str]:
+        """Whom of the request its row does not know yet; an error of ours is tried again."""
+        row = self.row(request)
+        return [
+            name
+            for name in request.names
+            if (row["ms"] is None if name == OURS else name not in row["peers"])
+        ]
+
+    def note(self, request: Request, made: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Put what was measured into the row, and the row into the file."""
+        row = self.row(request)
+        for name, found in made.items():
+            if name == OURS:
+                row |= dict.fromkeys(_TIMES) | {"share": None, "error": None} | found
+                row["error"] = found.get("error")
+                if row["error"]:
+                    row |= dict.fromkeys(_TIMES)
+                elif row["ms"]:
+                    row["floor_ms"] = 1e3 * row["floor_bytes"] / self.about["copy_bandwidth"]
+                    row["share"] = row["floor_ms"] / row["ms"]
+            else:
+                error = found.get("error")
+                timing = {key: None if error else found.get(key) for key in _TIMES}
+                said = error or found.get("note")
+                known = {"relative_error": found.get("relative_error")}
+                row["peers"][name] = {**timing, "speedup": None, "note": said, **known}
+        for peer in row["peers"].values():
+            peer["speedup"] = peer["ms"] / row["ms"] if peer["ms"] and row["ms"] else None
+        self.save()
+        return row
+
+    def plain(self) -> dict[str, Any]:
+        """What the file holds."""
+        return {
+            "gradplan": __version__,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **self.about,
+            "rows": [row for row in self.rows if row["ms"] or row["error"] or row["peers"]],
+            "host_us": self.host_us,
+        }
+
+    def save(self) -> None:
+        """Write the file in one step: a run may be stopped at any time."""
+        if self.path is None:
+            return
+        text = json.dumps(_finite(self.plain()), indent=1, ensure_ascii=False)
+        beside = self.path.with_name(self.path.name + ".part")
+        beside.write_text(text + "\n")
+        os.replace(beside, self.path)
+
+
+def _finite(value: Any) -> Any:
+    """The same in what JSON knows: it has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file of results, or `InvalidProblem` with what is wrong."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidProblem(f"{path}: cannot be read as results: {error}") from None
+    absent = {"device", "versions", "copy_bandwidth", "rows", "host_us"} - found.keys()
+    if absent:
+        raise InvalidProblem(f"{path}: not a file of results: no {', '.join(sorted(absent))}")
+    return found
+
+
+def speedups(rows: list[dict[str, Any]]) -> dict[str, tuple[float, int, dict[str, Any]]]:
+    """By peer: the geometric mean of our speed-ups, over how many rows, and the worst row.
+
+    Kinds that torch answers with a view are no race, and stay out.
+    """
+    made = {}
+    rows = [row for row in rows if row["kind"] not in VIEW_KINDS]
+    names = dict.fromkeys(name for row in rows for name in row["peers"])
+    for name in names:
+        races = [row for row in rows if row["peers"].get(name, {}).get("speedup")]
+        if races:
+            worst = min(races, key=lambda row: float(row["peers"][name]["speedup"]))
+            mean = geometric_mean(row["peers"][name]["speedup"] for row in races)
+            made[name] = mean, len(races), worst
+    return made
+
+
+def lowest_shares(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By case and element: the row with the lowest share of its floor."""
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        if row["share"] is None:
+            continue
+        key = row["case"], row["element"]
+        if key not in made or row["share"] < made[key]["share"]:
+            made[key] = row
+    return made
