@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 DEMO_BIN := $(DEMO_VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 WORKERS ?= 2
+GPU_WORKERS ?= 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench table clean
+.PHONY: help demo test lint types unit bench table aot gpu sanitize clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -34,6 +35,19 @@ bench: $(VENV)/.ready ## Side by side with PyTorch on this CPU
 
 table: $(VENV)/.ready ## Write the README's table from benchmarks/results
 	$(BIN)/gradplan bench --table $(wildcard benchmarks/results/*.json)
+
+aot: $(VENV)/.ready ## Compile every GPU kernel variant for sm_80, sm_90 and sm_100; needs no GPU
+	$(BIN)/python -m gradplan.backends.gpu.aot
+
+# On a GPU machine torch and Triton often belong to the system's Python: PYTHON, not the environment.
+gpu: ## The tests that need a GPU
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -n $(GPU_WORKERS)
+
+sanitize: ## compute-sanitizer over a reduced grid: memory, races, uninitialised reads; needs a GPU
+	for tool in memcheck racecheck initcheck; do \
+	  PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 1 \
+	    $(PYTHON) tools/sanitize.py || exit 1; \
+	done
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

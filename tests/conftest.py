@@ -1,12 +1,23 @@
-"""Shared by all tests: how they are spread over processes, and the number of threads."""
+"""Shared by all tests: how they are spread over processes, where kernels run, and threads."""
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
 import gradplan as gp
+
+try:
+    import torch
+
+    CUDA = torch.cuda.is_available()
+except ImportError:
+    CUDA = False
+if not CUDA:
+    # Triton reads it once, when it is imported: its kernels then run in the interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser):
@@ -15,6 +26,14 @@ def pytest_addoption(parser):
         action="store_true",
         help="run every option of every kind for every element; compiles twice the kernels",
     )
+
+
+def pytest_collection_modifyitems(items):
+    missing = pytest.mark.skip(reason="needs a CUDA device")
+    if not CUDA:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(missing)
 
 
 @pytest.fixture

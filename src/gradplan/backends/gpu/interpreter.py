@@ -1,8 +1,9 @@
 """Triton's interpreter, made exact and fast enough to run the conformance grid.
 
-As it comes, its scans and reductions call the combine function element by element, and a rounding
-to bfloat16 truncates. Both are replaced: scans and reductions step along the axis with whole
-slices, and bfloat16 rounds to nearest, ties to even, as the hardware does.
+As it comes, its scans and reductions call the combine function element by element, a rounding to
+bfloat16 truncates, and other casts and matrix products take the bits of a bfloat16 for a number.
+All are replaced: scans and reductions step along the axis with whole slices, bfloat16 rounds to
+nearest, ties to even, as the hardware does, and otherwise goes through f32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def install() -> None:
     global _installed
     if _installed:
         return
+    import triton.language as tl
     from triton.runtime import interpreter
 
     interpreter.ScanOps.generic_scan = _scan
@@ -37,6 +39,20 @@ def install() -> None:
         return original(values, source, target, mode)
 
     interpreter._convert_float = convert
+    builder = interpreter.InterpreterBuilder
+    cast, multiply = builder.cast_impl, builder.create_dot
+
+    def cast_through_f32(self: Any, source: Any, target: Any) -> Any:
+        if (source.dtype.scalar == tl.bfloat16) != (target.scalar == tl.bfloat16):
+            source = cast(self, source, tl.float32)
+        return cast(self, source, target)
+
+    def multiply_f32(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = cast(self, a, tl.float32), cast(self, b, tl.float32)
+        return multiply(self, a, b, *more)
+
+    builder.cast_impl, builder.create_dot = cast_through_f32, multiply_f32
     patch = interpreter._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:

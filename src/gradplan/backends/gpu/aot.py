@@ -1,0 +1,325 @@
+"""Ahead of time: every kernel variant compiled for each architecture, without a GPU.
+
+`python -m gradplan.backends.gpu.aot` compiles what the problems below lead to, and fails where a
+kernel does not compile, keeps part of f32, f16 or bf16 work on the stack (local memory: slow), or
+wants more shared memory than the architecture has. The problems are chosen so that every kind,
+element and option meets every variant; what is left open are powers of two in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ... import cases
+from ...descriptors import Operand
+from ...geometry import c_strides
+from ...kinds import BinaryKind, ElementKind, OpCategory
+from ...registry import ELEMENTS, KINDS, KindSpec
+from . import launch, programs
+
+__all__ = ["ARCHITECTURES", "Built", "Variant", "build", "main", "quick", "variants"]
+
+ARCHITECTURES = (80, 90, 100)
+# Bytes of shared memory that one program may have.
+_SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+
+Axes = tuple[int, ...]
+Shape = tuple[int, ...]
+
+# Shapes and axes, one line a reason. Extents that 16 divides and others, since the compiler is
+# told which; more than 2³¹ elements, which are counted in 64 bits.
+_SHAPES: tuple[tuple[Shape, Axes], ...] = (
+    ((4096, 64), (1,)),  # many short rows to a program
+    ((4096, 100), (1,)),
+    ((1024, 1000), (1,)),  # a row in registers
+    ((1024, 8192), (1,)),  # the longest of them
+    ((512, 40000), (1,)),  # rows enough to fill the machine, too long for registers
+    ((512, 40001), (1,)),
+    ((2, 3_000_000), (1,)),  # rows split over programs
+    ((3, 2**31 + 64), (1,)),
+    ((64, 4096), (0,)),  # columns in registers
+    ((1000, 4096), (0,)),
+    ((40_000, 300_000), (0,)),  # columns tile by tile
+    ((300_000, 18), (0,)),  # columns split over programs
+    ((8, 50, 7), (1,)),  # an axis in the middle
+)
+_MANY_AXES: tuple[tuple[Shape, Axes], ...] = (
+    ((64, 32, 48), (0, 2)),
+    ((300, 7, 400), (0, 2)),
+    ((5, 6, 7), (0, 1, 2)),
+)
+_TABLES: tuple[tuple[Shape, Axes], ...] = (  # (indices, dim, rows)
+    ((100_000, 64, 50_000), ()),
+    ((1000, 1000, 100), ()),
+    ((300, 3, 10), ()),
+    ((0, 64, 10), ()),
+    ((2**31 + 64, 2, 1000), ()),
+)
+
+
+def _packed(operand: Operand) -> Shape:
+    return c_strides(operand.shape)
+
+
+def _gapped(operand: Operand) -> Shape:
+    """A gap behind every extent: nothing merges."""
+    return c_strides(tuple(extent + 16 for extent in operand.shape))
+
+
+def _strided(operand: Operand) -> Shape:
+    return tuple(3 * step for step in c_strides(operand.shape))
+
+
+def _turned(operand: Operand) -> Shape:
+    """Inputs transposed, outputs not."""
+    if operand.output:
+        return c_strides(operand.shape)
+    return c_strides(operand.shape[::-1])[::-1]
+
+
+def _shared(operand: Operand) -> Shape:
+    """Inputs that repeat along their first axis."""
+    steps = c_strides(operand.shape)
+    return steps if operand.output or operand.name == "indices" else (0, *steps[1:])
+
+
+_OTHER_LAYOUTS: tuple[Callable[[Operand], Shape], ...] = (_gapped, _strided, _turned, _shared)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel to be compiled, and the problem that leads to it."""
+
+    step: launch.Step
+    pointer_bytes: int
+    element: ElementKind
+    problem: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return launch._variant(self.step, self.pointer_bytes)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What came of compiling a variant."""
+
+    variant: Variant
+    arch: int
+    error: str = ""
+    registers: int = 0
+    stack: int = 0
+    shared: int = 0
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, or nothing."""
+        if self.error:
+            return self.error
+        if self.stack and self.variant.element is not ElementKind.F64:
+            return f"{self.stack} bytes of stack"
+        if self.shared > _SHARED_LIMIT.get(self.arch, self.shared):
+            return f"{self.shared} bytes of shared memory"
+        return ""
+
+
+def _options(spec: KindSpec, element: ElementKind) -> list[cases.Options]:
+    """The options that are compiled in."""
+    asked = cases.options_of(spec, element)
+    if spec.correction:
+        return asked[:1]
+    if spec.kind is BinaryKind.LERP:
+        return [asked[0], asked[-1], ({"param": 1e-35}, ())]
+    if spec.category is OpCategory.EMBEDDING:
+        return [options for options in asked if options[0]["padding_idx"] is None]
+    return asked
+
+
+def _problems() -> Iterator[Any]:
+    """Every kind, element and option with every shape, packed and in one other layout each."""
+    for spec in KINDS.values():
+        shapes = _TABLES if spec.category is OpCategory.EMBEDDING else _SHAPES
+        if spec.category is OpCategory.REDUCTION:
+            shapes += _MANY_AXES
+        for e, element in enumerate(ELEMENTS):
+            for o, options in enumerate(_options(spec, element)):
+                for s, shape in enumerate(shapes):
+                    yield spec, element, options, shape, _packed
+                    yield spec, element, options, shape, _OTHER_LAYOUTS[(e + o + s) % 4]
+
+
+def _strides(
+    desc: Any, without: Sequence[str], layout: Callable[[Operand], Shape]
+) -> dict[str, Shape]:
+    """The strides of every array given, as views tell them: an extent of 1 has none."""
+    strides = {}
+    for operand in desc.operands:
+        if operand.name not in without:
+            pairs = zip(operand.shape, layout(operand), strict=True)
+            strides[operand.name] = tuple(0 if n == 1 else step for n, step in pairs)
+    return strides
+
+
+def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
+    """Every variant once; with a `turn`, in a shuffled order of its own."""
+    seen = set()
+    problems = list(_problems())
+    if turn is not None:
+        Random(turn).shuffle(problems)
+    for spec, element, (fields, without), (shape, axes), layout in problems:
+        desc = cases.describe(spec, element, shape, axes, **fields)
+        strides = _strides(desc, without, layout)
+        program = programs.prepare(desc, strides, f"sm_{arch}", 0)
+        aligned = 16 if layout is not _strided else 1
+        for step in program.steps:
+            name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"
+            made = Variant(step, aligned, element, f"{program.variant}, {program.layout}: {name}")
+            if made.key not in seen:
+                seen.add(made.key)
+                yield made
+
+
+def quick(arch: int) -> list[Variant]:
+    """A covering subset: each kernel with each kind, element, tie rule and phase at least once,
+    and each operand in each mode; in other combinations for each architecture."""
+    chosen: list[Variant] = []
+    met: set[tuple[Any, ...]] = set()
+    for one in variants(arch, turn=arch):
+        kernel, constants = one.step.kernel, dict(one.step.constants)
+        brings: set[tuple[Any, ...]] = {
+            (kernel, one.element),
+            (kernel, constants.get("KIND"), constants.get("PHASE")),
+        }
+        for name, value in constants.items():
+            if name in ("DY", "X", "Y", "OUT", "OUT2"):
+                brings.add((name, value))
+            elif not isinstance(value, int) or isinstance(value, bool):
+                brings.add((kernel, name, value))
+        for name, argument in one.step.arguments:
+            if name in ("n", "count") and isinstance(argument, launch.Int):
+                brings.add((kernel, name, argument.type))
+        if brings - met:
+            met |= brings
+            chosen.append(one)
+    return chosen
+
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+
+
+def build(variant: Variant, arch: int) -> Built:
+    """Compile a variant and read what it uses."""
+    try:
+        kernel = launch.compiled(variant.step, variant.pointer_bytes, arch)
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(kernel.kernel)
+            file.flush()
+            told = subprocess.run(
+                [_cuobjdump(), "--dump-resource-usage", file.name],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+    except Exception as error:  # whatever the compiler raises is the answer
+        return Built(variant, arch, error=f"{type(error).__name__}: {error}")
+    found = _USAGE.search(told)
+    if found is None:
+        return Built(variant, arch, error=f"cuobjdump says {told!r}")
+    registers, stack = map(int, found.groups())
+    return Built(variant, arch, "", registers, stack, int(kernel.metadata.shared))
+
+
+def _cuobjdump() -> str:
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+
+
+def build_all(todo: Sequence[tuple[Variant, int]], jobs: int) -> Iterator[Built]:
+    """What came of each, as it is done."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        pending = [pool.submit(build, variant, arch) for variant, arch in todo]
+        try:
+            for future in as_completed(pending):
+                yield future.result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gradplan.backends.gpu.aot", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--arch", type=int, nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES)
+    )
+    parser.add_argument("--quick", action="store_true", help="a covering subset, a minute or two")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile, show a table, and return 1 where anything is wrong."""
+    chosen = _parser().parse_args(argv)
+    if launch.interpreted():
+        print("gradplan: TRITON_INTERPRET=1 is set, so Triton compiles nothing", file=sys.stderr)
+        return 2
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    console = Console()
+    todo = [
+        (variant, arch)
+        for arch in chosen.arch
+        for variant in (quick(arch) if chosen.quick else variants(arch))
+    ]
+    built = list(
+        track(
+            build_all(todo, chosen.jobs),
+            f"compiling {len(todo)} variants",
+            total=len(todo),
+            console=console,
+        )
+    )
+    table = Table("arch")
+    table.add_column("kernel", no_wrap=True)
+    for title in ("variants", "registers", "shared", "on stack", "wrong"):
+        table.add_column(title, justify="right")
+    for arch in chosen.arch:
+        for name in sorted({one.variant.step.kernel for one in built}):
+            some = [o for o in built if o.arch == arch and o.variant.step.kernel == name]
+            if some:
+                table.add_row(
+                    f"sm_{arch}",
+                    name,
+                    str(len(some)),
+                    str(max(one.registers for one in some)),
+                    str(max(one.shared for one in some)),
+                    str(sum(one.stack > 0 for one in some)),
+                    str(sum(bool(one.fault) for one in some)),
+                )
+    console.print(table)
+    wrong = [one for one in built if one.fault]
+    for one in wrong:
+        print(f"sm_{one.arch} {one.variant.step.kernel}: {one.fault}\n  {one.variant.problem}")
+    print(f"{len(built)} variants, {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Cases that meet every variant of every kind, and what tests of the GPU backend share."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gradplan import cases
+from gradplan.backends.gpu import programs
+from gradplan.cases import Case, Layout
+from gradplan.kinds import ElementKind, OpCategory, ScanKind
+from gradplan.registry import ELEMENTS, KINDS, Engine
+
+SPECS = list(KINDS.values())
+HALVES = (ElementKind.F16, ElementKind.BF16)
+
+
+def problems(specs=SPECS, elements=ELEMENTS):
+    return pytest.mark.parametrize(
+        ("spec", "element"),
+        [
+            pytest.param(spec, element, id=f"{spec.kind}-{element}")
+            for spec in specs
+            for element in elements
+        ],
+    )
+
+
+def spec_of(kind):
+    return next(spec for spec in SPECS if spec.kind == kind)
+
+
+def program_of(problem):
+    """The program that the interpreter's table chooses for a problem's arrays."""
+    strides = {}
+    for name, array in problem.arrays.items():
+        pairs = zip(array.shape, array.strides, strict=True)
+        strides[name] = tuple(0 if n == 1 else step // array.itemsize for n, step in pairs)
+    return programs.prepare(problem.desc, strides, "interpreter", 0)
+
+
+SHAPES = [
+    ((37,), (0,)),  # one row: in registers, and split for what takes many of them
+    ((2, 140), (1,)),  # fewer rows than fill the machine: split
+    ((4, 140), (1,)),  # rows enough: one after another
+    ((2, 70), (1,)),
+    ((8, 64), (1,)),  # the same with full tiles
+    ((6, 9), (1,)),  # many short rows to a program
+    ((40, 3), (0,)),  # few columns: split
+    ((20, 70), (0,)),  # columns enough, whatever the element
+    ((20, 24), (0,)),
+    ((3, 5, 9), (1,)),  # an axis in the middle
+    ((5, 8), (1,)),  # the longest row and the longest column that log-cumsum-exp keeps where y is
+    ((2, 12), (0,)),  # absent
+    ((7, 3), (0,)),
+    ((12, 3), (0,)),
+]
+MANY_AXES = [((3, 5, 9), (0, 2)), ((3, 5, 9), (1, 2)), ((4, 6, 5), (0, 1, 2))]
+TABLES = [  # (indices, dim, rows)
+    ((70, 70, 9), ()),  # two slices of columns; rows named more often than a stretch is long
+    ((9, 3, 40), ()),  # more rows than indices
+    ((40, 16, 5), ()),  # aligned throughout
+    ((0, 5, 7), ()),  # nothing to add
+]
+IN_PLACE = [((37, 1), (1,)), ((1, 40), (0,)), ((5, 7), ())]
+
+VARIANTS = {
+    Engine.MAP: {("map", "flat"), ("map", "rows")},
+    Engine.ROW_STATE: set(
+        itertools.product(("resident", "streamed", "split"), ("rows", "columns"))
+    ),
+    Engine.RECURRENCE: set(itertools.product(("resident", "tiled", "split"), ("rows", "columns"))),
+    Engine.SEGMENT_SUM: {("sorted", "rows"), ("sorted", "strided"), ("zeros", "any")},
+}
+"""The variants and layouts that every kind of an engine must meet here."""
+
+
+def wanted(spec, element):
+    """The variants that a kind and an element have."""
+    found = VARIANTS[spec.engine]
+    if spec.engine is not Engine.RECURRENCE or spec.kind is ScanKind.CUMSUM:
+        return found
+    # What is recomputed needs the states of all tiles before: no row is walked tile by tile.
+    return {(f"{name}_from_y", layout) for name, layout in found} | {
+        (f"{name}_recomputed", layout) for name, layout in found if name != "tiled"
+    }
+
+
+def candidates(spec, element):
+    """Every shape, option, layout and data, in an order of its own for each kind and element."""
+    shapes = TABLES if spec.category is OpCategory.EMBEDDING else SHAPES
+    if spec.category is OpCategory.REDUCTION:
+        shapes = SHAPES + MANY_AXES
+    some = [
+        (shape, asked, layout, data)
+        for layout in cases.layouts_of(spec)
+        for shape in (
+            IN_PLACE
+            if layout is Layout.IN_PLACE and spec.category is OpCategory.REDUCTION
+            else shapes
+        )
+        for asked in cases.options_of(spec, element)
+        for data in cases.data_of(spec)
+    ]
+    turn = 4 * SPECS.index(spec) + ELEMENTS.index(element)
+    for k in np.random.default_rng(turn).permutation(len(some)):
+        (shape, axes), (fields, without), layout, data = some[k]
+        desc = cases.describe(spec, element, shape, axes, **fields)
+        yield Case(desc=desc, layout=layout, data=data, without=without, seed=int(k))
+
+
+def covering(spec, element):
+    """Cases that meet every variant, layout, option and data of a kind, each at least once."""
+    wants = {("variant", *one) for one in wanted(spec, element)}
+    wants |= {("layout", layout) for layout in cases.layouts_of(spec)}
+    wants |= {("data", data) for data in cases.data_of(spec)}
+    wants |= {("option", *option) for option in options(spec, element)}
+    for case in candidates(spec, element):
+        problem = cases.Problem(case)
+        program = program_of(problem)
+        if sum(step.grid for step in program.steps) > 40:  # seconds in the interpreter
+            continue
+        brings = {
+            ("variant", program.variant, "any" if program.variant == "zeros" else program.layout),
+            ("layout", case.layout),
+            ("data", case.data),
+            *(("option", *option) for option in chosen(case)),
+        }
+        if brings & wants:
+            wants -= brings
+            yield problem
+        if not wants:
+            break
+    assert not wants, f"never met: {sorted(wants, key=str)}"
+
+
+def chosen(case):
+    """The options of a case, one by one: a kernel (tie rule and absent arrays), then the rest."""
+    desc = case.desc
+    names = ("reverse", "correction", "index", "accumulate", "scale_grad_by_freq", "padding_idx")
+    yield "kernel", str(getattr(desc, "ties", "")), case.without
+    for name in names:
+        if hasattr(desc, name):
+            yield name, str(getattr(desc, name))
+
+
+def options(spec, element):
+    shape = (4, 4, 4) if spec.category is OpCategory.EMBEDDING else (4, 4)
+    for fields, without in cases.options_of(spec, element):
+        desc = cases.describe(spec, element, shape, (0,), **fields)
+        yield from chosen(Case(desc=desc, without=without))

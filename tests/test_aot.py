@@ -1,0 +1,110 @@
+"""Kernels compiled ahead of time for every architecture, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from covering import SPECS
+from gradplan import cases
+from gradplan.backends.gpu import aot, programs
+from gradplan.kinds import ElementKind, OpCategory
+from gradplan.registry import ELEMENTS, Engine
+
+pytest.importorskip("triton")
+
+
+def run(*words):
+    """The command in a process of its own: in this one Triton may be its interpreter."""
+    source = str(Path(aot.__file__).parents[3])
+    return subprocess.run(
+        [sys.executable, "-m", "gradplan.backends.gpu.aot", *words],
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", aot.ARCHITECTURES)
+def test_a_covering_subset_compiles_without_stack(arch):
+    done = run("--quick", "--jobs", "1", "--arch", str(arch))
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert f"sm_{arch}" in done.stdout
+
+
+def test_the_subset_meets_every_kernel_kind_element_and_variant():
+    whole, some = list(aot.variants(90)), aot.quick(90)
+    assert {one.step.kernel for one in some} == {one.step.kernel for one in whole}
+    assert {one.element for one in some} == set(ELEMENTS)
+    named = {dict(one.step.constants).get("KIND") for one in some}
+    assert named >= {spec.kind.value for spec in SPECS if spec.engine is not Engine.SEGMENT_SUM}
+    met = {one.problem.partition(":")[0] for one in whole}
+    for layout in ("rows", "columns"):
+        for name in ("resident", "streamed", "split", "tiled", "tiled_from_y", "split_recomputed"):
+            assert f"{name}, {layout}" in met
+    assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
+    assert len(some) < len(whole) / 10
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "interpreter"])
+def test_no_layout_needs_more_workspace_than_the_plan_states(arch):
+    """`workspace_size` holds for any memory order of any operand."""
+    chance = Random(1)
+    for _ in range(3000):
+        spec, element = chance.choice(SPECS), chance.choice(ELEMENTS)
+        rank = chance.randint(1, 4)
+        shape = tuple(int(10 ** chance.uniform(0, chance.choice((1, 2, 5)))) for _ in range(rank))
+        axes = (chance.randrange(rank),)
+        if spec.category is OpCategory.REDUCTION:
+            axes = tuple(chance.sample(range(rank), chance.randint(0, rank)))
+        elif spec.category is OpCategory.EMBEDDING:
+            shape = tuple(chance.randint(0, 10**5) for _ in range(3))
+        fields, without = chance.choice(cases.options_of(spec, element))
+        if fields.get("padding_idx") is not None:
+            fields = {**fields, "padding_idx": None}
+        desc = cases.describe(spec, element, shape, axes, **fields)
+
+        def turned(operand):
+            order = chance.sample(range(len(operand.shape)), len(operand.shape))
+            strides, step = [0] * len(order), 1
+            for axis in order:
+                strides[axis] = step
+                step *= operand.shape[axis]
+            return tuple(strides)
+
+        strides = aot._strides(desc, without, turned)
+        needed = programs.prepare(desc, strides, arch, 0).workspace_bytes
+        assert needed <= programs.workspace_bound(desc, arch), f"{desc} {strides}"
+
+
+def test_what_is_wrong_is_told():
+    variant = next(aot.variants(90))
+    assert variant.element is ElementKind.F32
+    assert aot.Built(variant, 90, registers=255, shared=1 << 10).fault == ""
+    assert aot.Built(variant, 90, error="no").fault == "no"
+    assert aot.Built(variant, 90, stack=8).fault == "8 bytes of stack"
+    assert aot.Built(variant, 80, shared=200 << 10).fault == "204800 bytes of shared memory"
+    double = next(one for one in aot.variants(90) if one.element is ElementKind.F64)
+    assert aot.Built(double, 90, stack=8).fault == ""
+
+
+def test_a_kernel_that_does_not_compile_is_an_answer(monkeypatch):
+    def fail(step, pointer_bytes, capability):
+        raise ValueError("unknown instruction")
+
+    monkeypatch.setattr(aot.launch, "compiled", fail)
+    assert aot.build(next(aot.variants(90)), 90).fault == "ValueError: unknown instruction"
+
+
+def test_the_interpreter_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert aot.main(["--quick"]) == 2
+    assert "TRITON_INTERPRET" in capsys.readouterr().err

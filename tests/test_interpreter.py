@@ -1,0 +1,332 @@
+"""The GPU's kernels in Triton's interpreter, on CPU memory: right in every variant.
+
+The interpreter's table of thresholds is small, so that small shapes are split, streamed and tiled
+as large ones are on a GPU. It takes about a tenth of a second a program, so every kind and element
+meets a covering set of cases here; `--complete` runs the whole grid, for hours.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import mmap
+import re
+
+import numpy as np
+import pytest
+
+import gradplan as gp
+from conftest import CUDA
+from covering import HALVES, SPECS, covering, problems, program_of, spec_of
+from gradplan import cases
+from gradplan.cases import Case, Data, Layout
+from gradplan.kinds import ElementKind, OpCategory, ScanKind
+from gradplan.registry import Engine, Need
+
+pytest.importorskip("triton")
+
+pytestmark = [
+    pytest.mark.skipif(CUDA, reason="Triton compiles for the GPU in this process"),
+    # NumPy warns where a GPU computes inf − inf without a word.
+    pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning"),
+]
+
+TRITON = gp.PlanPreference(backend="triton")
+
+
+def check(some):
+    missed = [str(got) for case in some if not (got := cases.run_plan(case, "cpu", TRITON)).ok]
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+def settle(problem):
+    """Run a problem whose contents were changed, and hold it to its guarantee."""
+    plan = problem.plan("cpu", TRITON)
+    plan.run(problem.args())
+    outcome = problem.outcome(plan.precision_guarantee.relative_error)
+    assert outcome.ok, str(outcome)
+    return outcome
+
+
+def bound(problem):
+    return problem.plan("cpu", TRITON).bind(problem.args())
+
+
+@problems()
+def test_covering_cases(spec, element):
+    missed = []
+    for problem in covering(spec, element):
+        plan = problem.plan("cpu", TRITON)
+        plan.run(problem.args())
+        outcome = problem.outcome(plan.precision_guarantee.relative_error)
+        if not outcome.ok:
+            missed.append(f"{bound(problem).sku.variant}: {outcome}")
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("layout", list(Layout))
+@problems()
+def test_the_whole_grid(spec, element, layout, complete):
+    if not complete:
+        pytest.skip("hours: --complete runs it")
+    if layout in cases.layouts_of(spec):
+        check(cases.grid(spec, element, layout))
+
+
+def test_every_kernel_is_met():
+    """What `programs` may launch, these tests launch."""
+    from gradplan.backends.gpu import programs
+
+    named = set(re.findall(r'kernel="([a-z_.]+)"', inspect.getsource(programs)))
+    met = set()
+    for spec in SPECS:
+        if spec.kind in ("softmax", "lerp", "cummax", "log_cumsum_exp", "embedding"):
+            for problem in covering(spec, ElementKind.F32):
+                met |= {step.kernel for step in program_of(problem).steps}
+    for case in long_rows(ElementKind.F16):
+        met |= {step.kernel for step in program_of(cases.Problem(case)).steps}
+    assert named == met
+
+
+def long_rows(element):
+    """cumsum of halves in rows of a thousand and more, whichever kernel takes them."""
+    for (rows, n), reverse, layout in [
+        ((1, 1024), False, Layout.CONTIGUOUS),  # one tile, full
+        ((3, 1025), True, Layout.OFFSET),  # a second tile of one element
+        ((3, 1087), True, Layout.NEGATIVE),  # ... of 63, walked the other way
+        ((3, 2112), False, Layout.CONTIGUOUS),  # ... a third of one block
+    ]:
+        desc = cases.describe(spec_of("cumsum"), element, (rows, n), (1,), reverse=reverse)
+        yield Case(desc=desc, layout=layout, seed=n)
+
+
+@pytest.mark.parametrize("element", [pytest.param(e, id=f"cumsum-{e}-long") for e in HALVES])
+def test_long_rows_of_halves(element):
+    check(long_rows(element))
+
+
+@pytest.mark.parametrize("element", [pytest.param(e, id=f"cumsum-{e}-leaks") for e in HALVES])
+def test_a_nan_or_an_infinity_stays_where_the_sum_has_it(element):
+    """One bad element in a long row, near each end and inside, and the other row clean."""
+    desc = cases.describe(spec_of("cumsum"), element, (2, 1088), (1,))
+    first = element is ElementKind.F16
+    for bad, place in [(np.nan, 0), (np.inf, 1024)] if first else [(-np.inf, 63), (np.nan, 1087)]:
+        problem = cases.Problem(Case(desc=desc, seed=place))
+        problem.poke("dy", (1, place), bad)
+        settle(problem)
+        got = problem.outputs()["dx"].astype(np.float32)
+        assert np.isfinite(got[0]).all()
+        assert not np.isfinite(got[1, : place + 1]).any()
+        assert np.isfinite(got[1, place + 1 :]).all()
+
+
+SCANS = [spec for spec in SPECS if spec.category is OpCategory.SCAN]
+
+
+@problems(SCANS, [ElementKind.F32, ElementKind.F64])
+def test_carries_are_joined_over_many_tiles(spec, element):
+    """More tiles than are joined at a time, and no multiple of them; both directions."""
+    data = cases.data_of(spec)
+    asked = [(("y",), SCANS.index(spec) % 2 == 0)] if spec.y is Need.OPTIONAL else []
+    for without, reverse in [((), False), ((), True), *asked]:
+        n = 43 if without and spec.kind is ScanKind.LOG_CUMSUM_EXP else 330
+        desc = cases.describe(spec, element, (n,), (0,), reverse=reverse)
+        case = Case(desc=desc, data=data[reverse], without=without, seed=n)
+        joins = [step for step in program_of(cases.Problem(case)).steps if ".join" in step.kernel]
+        assert joins
+        for step in joins:
+            assert dict(step.arguments)["tiles_along"].value > dict(step.constants)["K"]
+        check([case])
+
+
+STATES = [spec for spec in SPECS if spec.engine is Engine.ROW_STATE]
+
+
+@problems(STATES, [ElementKind.F32])
+def test_states_are_joined_over_many_chunks(spec, element):
+    for k, (fields, without) in enumerate(cases.options_of(spec, element)[::2]):
+        desc = cases.describe(spec, element, (260,), (0,), **fields)
+        if bound(cases.Problem(Case(desc=desc, without=without))).sku.variant == "split":
+            data = cases.data_of(spec)[k % len(cases.data_of(spec))]
+            check([Case(desc=desc, without=without, data=data)])
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "index", "accumulate"),
+    [
+        (1, 1, "i32", True),  # one word, no digit to sort by
+        (31, 3, "i64", False),  # one short of a block
+        (32, 4, "i32", True),  # a block; the skipped rows' number needs one bit more
+        (33, 63, "i64", True),  # a second block of one word
+        (300, 64, "i64", False),  # the counts of all blocks are more than are summed at a time
+        (300, 1, "i32", False),  # one row alone: every stretch but the skipped
+        (90, 300, "i64", False),  # nearly every row is empty
+    ],
+)
+def test_indices_of_any_number_are_sorted(count, rows, index, accumulate):
+    for data in (Data.RANDOM, Data.TIES):
+        desc = cases.describe(
+            spec_of("embedding"),
+            ElementKind.F32,
+            (count, 3, rows),
+            (),
+            index=index,
+            accumulate=accumulate,
+        )
+        check([Case(desc=desc, data=data, seed=count)])
+
+
+def test_the_order_of_equal_indices_is_kept():
+    """Sums are taken in one order: the bits do not depend on what else is in the table."""
+    rng = np.random.default_rng(0)
+    dout = (rng.normal(size=(150, 4)) * 10.0 ** rng.integers(-6, 6, (150, 1))).astype(np.float32)
+    indices = rng.integers(0, 3, 150)
+    got = gp.embedding_backward(dout, indices, 3, preference=TRITON)
+    again = gp.embedding_backward(dout, indices + 17, 40, preference=TRITON)
+    np.testing.assert_array_equal(got.view("u4"), again[17:20].view("u4"))
+    assert not np.delete(again, [17, 18, 19], axis=0).any()
+
+
+TINY = {"f32": 1e-40, "f16": 6e-8, "bf16": 1e-40, "f64": 1e-310}
+BIG = {"f32": 1e30, "f16": 6e4, "bf16": 1e30, "f64": 1e300}
+
+
+@pytest.mark.parametrize(
+    ("kind", "element"),
+    [
+        pytest.param(kind, element, id=f"{kind}-{element}-careful")
+        for kind in ("prod", "cumprod")
+        for element in ("f32", "f16", "bf16", "f64")
+    ],
+)
+def test_products_of_anything(kind, element):
+    """Zeros, infinities, NaNs, subnormals and exponents far apart, beside each other and alone."""
+    tiny, big = TINY[element], BIG[element]
+    special = [
+        [0.0],
+        [np.nan],
+        [-0.0, 0.0],
+        [np.nan, 0.0],
+        [big, 1 / big, -big, 1 / big],
+    ]
+    if kind == "prod":  # beyond its range a scan promises no more than ordinary overflow
+        special += [[np.inf], [-np.inf, np.inf], [0.0, np.inf], [0.0, np.inf, np.nan]]
+        special += [[tiny], [big / 2, tiny], [big, big, 1 / big, 1 / big]]
+    spec = spec_of(kind)
+    lefts = [(), ("y",)] if kind == "cumprod" else [("y",)]
+    for n, without in itertools.product((9, 70), lefts):
+        for some in special if n == 9 else special[::2]:
+            desc = cases.describe(spec, ElementKind(element), (3, n), (1,))
+            problem = cases.Problem(Case(desc=desc, without=without, seed=n))
+            for k, value in enumerate(some):
+                problem.poke("x", (1, k * (n // 5) + 1), value)
+            if "y" in problem.arrays:
+                with np.errstate(all="ignore"):
+                    y = np.cumprod(problem.arrays["x"].astype(np.float64), 1)
+                    problem.poke("y", ..., y.astype(problem.arrays["y"].dtype))
+            settle(problem)
+
+
+def far_apart(shape, strides, element):
+    """An array in memory of which only the pages that are touched exist."""
+    dtype = cases._DTYPES[element]
+    size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + 1
+    no_reserve = 0x4000  # MAP_NORESERVE on Linux, which Python 3.11 does not name
+    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | no_reserve)
+    steps = [step * dtype.itemsize for step in strides]
+    return np.ndarray(shape, dtype, memory, 0, steps)
+
+
+FAR = 2**31 + 24
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sum", "cumsum", "cummax", "prod"])
+@pytest.mark.parametrize("rows_far", [True, False], ids=["rows", "axis"])
+def test_strides_beyond_32_bits(kind, rows_far):
+    """Addresses are 64-bit, along the axis and across it."""
+    element = ElementKind.BF16
+    shape, axes = (3, 40), (1,)
+    strides = (FAR, 1) if rows_far else (1, FAR)
+    if not rows_far:
+        shape, axes = (3, 3), (1,)
+    desc = cases.describe(spec_of(kind), element, shape, axes)
+    problem = cases.Problem(Case(desc=desc))
+    bound(problem)()
+    near = problem.outputs()["dx"]
+    arrays = {}
+    for operand in desc.operands:
+        if operand.name in problem.arrays:
+            array = problem.arrays[operand.name]
+            if operand.shape == shape:
+                away = far_apart(shape, strides, element)
+                away[...] = array if not operand.output else np.nan
+                array = away
+            arrays[operand.name] = array
+    plan = problem.plan("cpu", TRITON)
+    plan.run(type(problem.args())(**arrays))
+    np.testing.assert_array_equal(np.array(arrays["dx"]).view("u2"), near.view("u2"))
+
+
+def test_embedding_strides_beyond_32_bits():
+    rng = np.random.default_rng(3)
+    dout = far_apart((5, 3), (FAR, 1), ElementKind.BF16)
+    dout[...] = rng.normal(size=(5, 3))
+    table = far_apart((3, 3), (FAR, 1), ElementKind.BF16)
+    table[...] = np.nan
+    indices = np.array([2, 0, 2, 1, 2])
+    gp.embedding_backward(dout, indices, 3, out=table, preference=TRITON)
+    near = gp.embedding_backward(np.array(dout), indices, 3, preference=TRITON)
+    np.testing.assert_array_equal(np.array(table).view("u2"), near.view("u2"))
+
+
+@problems(elements=[ElementKind.BF16])
+def test_ranks_up_to_eight(spec, element):
+    if spec.category is OpCategory.EMBEDDING:
+        pytest.skip("a table has rank 2")
+    fields, without = cases.options_of(spec, element)[0]
+    for shape, axis in [((2, 1, 2, 1, 3, 1, 2, 2), 4), ((2, 2, 1, 3, 2), 0)]:
+        desc = cases.describe(spec, element, shape, (axis,), **fields)
+        check([Case(desc=desc, layout=layout, without=without) for layout in (Layout.MIXED,)])
+
+
+@problems([spec for spec in SPECS if spec.kind in ("softmax", "cumprod", "prod", "embedding")])
+def test_a_workspace_of_exactly_the_stated_size_is_enough(spec, element):
+    """Filled with ones beforehand, guarded behind, and twice: what it holds does not matter."""
+    shape = (40, 5, 6) if spec.category is OpCategory.EMBEDDING else (150,)
+    fields = {"accumulate": False} if spec.category is OpCategory.EMBEDDING else {}
+    desc = cases.describe(spec, element, shape, (0,), **fields)
+    without = ("y",) if spec.kind == "cumprod" else ()
+    problem = cases.Problem(Case(desc=desc, without=without))
+    plan = problem.plan("cpu", TRITON)
+    size = plan.workspace_size
+    assert bound(problem).workspace_size <= size
+    memory = np.full(size + 512, 255, np.uint8)
+    start = -memory.ctypes.data % 256
+    workspace = memory[start : start + size]
+    found = []
+    for _ in range(2):
+        plan.run(problem.args(), workspace=workspace)
+        found.append(problem.outputs())
+    assert problem.outcome(plan.precision_guarantee.relative_error).ok
+    for name, first in found[0].items():
+        np.testing.assert_array_equal(first.view("u1"), found[1][name].view("u1"))
+    assert (memory[start + size :] == 255).all()
+    assert (memory[:start] == 255).all()
+    if size:
+        with pytest.raises(gp.WorkspaceTooSmall):
+            plan.run(problem.args(), workspace=workspace[:-1])
+
+
+def test_the_variant_does_not_depend_on_the_data():
+    for data in Data:
+        desc = cases.describe(spec_of("prod"), ElementKind.F32, (4, 70), (1,))
+        problem = cases.Problem(Case(desc=desc, data=data, without=("y",)))
+        assert bound(problem).sku.variant == "streamed"
+
+
+def test_the_sku_tells_the_truth():
+    desc = cases.describe(spec_of("softmax"), ElementKind.F32, (4, 8), (1,))
+    sku = cases.Problem(Case(desc=desc)).plan("cpu", TRITON).sku
+    assert (sku.backend, sku.arch, sku.layout) == (gp.BackendKind.TRITON, "interpreter", "rows")
+    assert "triton" in str(sku)
