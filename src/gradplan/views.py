@@ -20,7 +20,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .errors import BufferTooSmall, InvalidProblem, MisalignedOperand, Unsupported
+from .errors import (
+    BufferTooSmall,
+    InvalidProblem,
+    KernelFailure,
+    MisalignedOperand,
+    Unsupported,
+)
 from .kinds import ElementKind, IndexKind
 
 __all__ = [
@@ -604,7 +610,12 @@ def empty_like_type(like: Any, shape: _Shape) -> Any:
     if library in ("numpy", "numpy scalar"):
         return np.empty(shape, like.dtype)
     if library == "torch":
-        return like.new_empty(shape)
+        try:
+            return like.new_empty(shape)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            raise KernelFailure(2, f"no memory for an output of shape {shape}: {error}") from error
     if library == "cupy":
         with like.device:
             return sys.modules["cupy"].empty(shape, like.dtype)

@@ -151,7 +151,7 @@ def scan_lines(
     tiles = tl.cdiv(row_dims[0], R)
     outer = tile // tiles
     line = tl.arange(0, L)
-    rows = (tile % tiles).to(tl.int32) * R + line // M
+    rows = (tile % tiles) * R + line // M
     row_mask = rows < row_dims[0]
     dy_base = outer_offset(outer, row_dims, row_dy) + rows.to(tl.int64) * row_dy[0]
     out_base = outer_offset(outer, row_dims, row_out) + rows.to(tl.int64) * row_out[0]
@@ -339,7 +339,7 @@ def scan_lines(
                     store_lines(out, out_base, index, mask, results, L, V, FULL)
             else:
                 span = begin + tl.arange(0, C)
-                row_lane = (tile % tiles).to(tl.int32) * R + lane
+                row_lane = (tile % tiles) * R + lane
                 at = (outer, row_lane, span, row_lane < row_dims[0], span < n)
                 s_in = tl.zeros((R,), tl.float64)
                 if PHASE != "resident":

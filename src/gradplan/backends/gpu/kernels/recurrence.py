@@ -148,7 +148,7 @@ def scan_tile(
     tile = (pid // chunks).to(tl.int64)
     tiles = tl.cdiv(row_dims[0], R)
     lane = tl.arange(0, R)
-    rows = (tile % tiles).to(tl.int32) * R + lane
+    rows = (tile % tiles) * R + lane
     slot = (tile * chunks + chunk) * R + lane
     total = tl.num_programs(0).to(tl.int64) * R
     carry = tl.zeros((R,), tl.float64)
@@ -650,7 +650,7 @@ def scan_states(
     tile = (pid // tiles_along).to(tl.int64)
     tiles = tl.cdiv(row_dims[0], R)
     lane = tl.arange(0, R)
-    rows = (tile % tiles).to(tl.int32) * R + lane
+    rows = (tile % tiles) * R + lane
     slot = (tile * tiles_along + part) * R + lane
     total = tl.num_programs(0).to(tl.int64) * R
     index = part.to(n.dtype) * C + tl.arange(0, C)

@@ -60,7 +60,7 @@ def map_tiles(
     steps = tl.cdiv(n, C)
     tile = (pid // steps).to(tl.int64)
     tiles = tl.cdiv(row_dims[0], R)
-    rows = (tile % tiles).to(tl.int32) * R + tl.arange(0, R)
+    rows = (tile % tiles) * R + tl.arange(0, R)
     index = (pid % steps).to(n.dtype) * C + tl.arange(0, C)
     at = (tile // tiles, rows, index, rows < row_dims[0], index < n)
     a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
@@ -108,7 +108,7 @@ def resident(
     WIDE: tl.constexpr = ELEMENT == "f64"
     pid = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(row_dims[0], R)
-    rows = (pid % tiles).to(tl.int32) * R + tl.arange(0, R)
+    rows = (pid % tiles) * R + tl.arange(0, R)
     row_mask = rows < row_dims[0]
     index = tl.arange(0, C)
     mask = index < n
@@ -244,7 +244,7 @@ def streamed(
     tiles = tl.cdiv(row_dims[0], R)
     outer = tile // tiles
     lane = tl.arange(0, R)
-    rows = (tile % tiles).to(tl.int32) * R + lane
+    rows = (tile % tiles) * R + lane
     row_mask = rows < row_dims[0]
     begin = part.to(n.dtype) * chunk
     steps = tl.cdiv(tl.minimum(n - begin, chunk), C)
