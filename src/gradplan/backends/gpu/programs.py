@@ -288,7 +288,9 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
     # Long rows of bfloat16 wait in registers two by two.
     packed = 2 if desc.element is ElementKind.BF16 and length >= table.packed else 1
-    resident = length * least * words <= table.resident_words * packed
+    # Places on an axis of several dimensions are divisions: they take registers too.
+    many = 4 if len(along.dims) > 1 else 1
+    resident = length * least * words * many <= table.resident_words * packed
     arguments: list[tuple[str, Argument]] = [
         *geometry.arguments(),
         ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
@@ -306,7 +308,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     pointers = _pointers(geometry, sources, modes)
     layout = "columns" if columns else "rows"
     if resident:
-        room = max(least, min(table.row_tile, table.resident_words // words) // length)
+        room = max(least, min(table.row_tile, table.resident_words // words) // many // length)
         if columns:
             room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
         r = min(_up(beside.extent), _down(room))
@@ -321,7 +323,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 ("C", length),
                 ("FULL", n == length and beside.extent % r == 0),
             ),
-            warps=_warps(r * length, full, packed if full > 1 else 1, table),
+            warps=_warps(r * length * many, full, packed if full > 1 else 1, table),
+            roomy=many > 1 or (desc.op == ReduceKind.PROD and r > 1),
             alignment=alignment,
             aligned=aligned,
         )
@@ -337,10 +340,10 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
 
     if columns:
         r = min(_up(beside.extent), table.streamed_columns)
-        c = max(1, min(length, table.streamed_column_tile // r))
+        c = max(1, min(length, table.streamed_column_tile // many // r))
     else:
         r = 1
-        c = min(length, table.streamed_tile)
+        c = min(length, table.streamed_tile // many)
     tiles = -(-beside.extent // r) * beside_tiles
     chunk, phases = n, ["fused"]
     if tiles < table.fill:
@@ -371,7 +374,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=4 if columns else table.streamed_warps * max(2, desc.element.size_bytes) // 2,
-                roomy=ties in (TieRule.FIRST, TieRule.LAST),
+                roomy=many > 1 or ties in (TieRule.FIRST, TieRule.LAST),
                 alignment=alignment,
                 aligned=(*aligned, "chunk")
                 if alignment > 1 and chunk % alignment == 0
@@ -577,6 +580,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=warps,
+                roomy=table.roomy,
                 alignment=alignment,
                 aligned=aligned,
             )
@@ -592,7 +596,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
             ),
             constants=(*constants, ("PHASE", phase), *rest),
             warps=warps,
-            roomy=recomputes,
+            roomy=recomputes or table.roomy,
             alignment=alignment,
             aligned=aligned,
         )
@@ -705,7 +709,7 @@ def _segments(
         return _EMPTY
     *dout, dout_column = strides["dout"]
     table_row, table_column = strides["dweight"]
-    unit = columns == 1 or (dout_column == 1 and table_column == 1)
+    unit = columns == 1 or ((n == 0 or dout_column == 1) and table_column == 1)
     element = _TYPES[desc.element]
     slices_of = min(_up(columns), table.table_columns)
     slices = -(-columns // slices_of)
@@ -873,11 +877,12 @@ def _segments(
                 ("ACCUMULATE", desc.accumulate),
                 ("BY_COUNT", desc.scale_grad_by_freq),
                 ("L", table.stretch),
-                ("P", table.together),
+                ("P", table.together if wide > 1 else max(1, table.together // 4)),
                 ("D", slices_of),
                 ("T", t),
             ),
-            warps=table.table_warps,
+            warps=table.table_warps * (1 if wide > 1 else 2),
+            roomy=True,
             alignment=wide,
             aligned=("dout_steps", "table_row", "columns"),
         )
@@ -943,8 +948,10 @@ def workspace_bound(desc: Any, arch: str) -> int:
         small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
         words = 2 if desc.kind is ScanKind.CUMSUM else 4
         bound = 0
+        tile, _ = table.lines_of(desc.kind, desc.element)
         for used, limit, step in (
             (True, table.scan_resident, table.scan_step),
+            (True, tile * small, tile * small),
             (rows > 1, table.scan_columns, min(table.scan_column_few, table.scan_column_step)),
         ):
             if used and _up(n) > limit // small:

@@ -6,7 +6,7 @@ measures there. The interpreter's are small, so that small shapes meet every var
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...kinds import ElementKind
 
@@ -74,6 +74,8 @@ class Table:
     join: int
     """Carries joined at a time, of up to `join_lanes` rows."""
     join_lanes: int
+    roomy: bool = False
+    """Whether scans must be given registers, lest the assembler spill a few."""
 
     def lines_of(self, kind: str, element: ElementKind) -> tuple[int, int]:
         """The tile of a scan's rows, and the elements a thread takes of it."""
@@ -161,6 +163,9 @@ _INTERPRETER = Table(
 )
 
 
+_SM_80 = replace(_SM_90, roomy=True)
+
+
 def table_of(arch: str) -> Table:
     """The thresholds of an architecture."""
-    return _INTERPRETER if arch == "interpreter" else _SM_90
+    return {"interpreter": _INTERPRETER, "sm_80": _SM_80}.get(arch, _SM_90)
