@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gradplan as gp
-from gradplan import cases
+from gradplan import cases, plans
+from gradplan.backends.cpu import programs
 from gradplan.cases import Case, Data, Layout, Placement
 from gradplan.kinds import ElementKind, OpCategory, ReduceKind, ScanKind
 from gradplan.registry import ELEMENTS, KINDS, MAX_RANK, Engine, Need
@@ -100,6 +101,35 @@ def test_extents(spec, element, n, complete):
     if n == EXTENTS[-1]:  # the reference takes seconds: elements share the options among them
         some = some[ELEMENTS.index(element) % len(some) :][:1]
     check(some)
+
+
+@problems()
+def test_outputs_past_the_caches(spec, element, monkeypatch):
+    """Outputs of a problem too large for the caches leave by whole lines: here, of small ones."""
+    monkeypatch.setattr(programs, "_cache_bytes", lambda: 0)
+    monkeypatch.setattr(plans, "_plans", {})
+    shapes = [
+        ((3, 4999), (1,)),  # rows longer than a stage, none at the start of a line
+        ((64, 264), (1,)),  # scans by eights, and one tile of 8 steps
+        ((70, 19), (1,)),  # shorter than a line
+        ((40, 2053), (0,)),  # wider than a strip
+        ((70, 64), (0,)),  # whole lines
+    ]
+    fields, without = next(
+        (fields, without)
+        for fields, without in cases.options_of(spec, element)
+        if "y" not in without and not fields.get("accumulate")
+    )
+    layouts = {Layout.CONTIGUOUS, Layout.OFFSET}
+    if spec.category is not OpCategory.REDUCTION:  # whose dy is as large only where n = 1
+        layouts |= {Layout.IN_PLACE}.intersection(cases.layouts_of(spec))
+    for (shape, axes), layout in itertools.product(shapes, sorted(layouts)):
+        desc = cases.describe(spec, element, shape_for(spec, *shape), axes, **fields)
+        case = Case(desc=desc, layout=layout, without=without)
+        problem = cases.Problem(case)
+        assert "streamed" in problem.plan().bind(problem.args()).sku.variant
+        outcome = cases.run_plan(case)
+        assert outcome.ok, str(outcome)
 
 
 @crossed("rank", list(range(1, MAX_RANK + 1)), elements=[ElementKind.F32])

@@ -7,11 +7,13 @@ and its workspace. It is immutable and shared by all threads; what changes from 
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from ...descriptors import (
@@ -42,6 +44,11 @@ _GRAIN_ELEMENTS = 1 << 15
 # Long rows are cut into chunks of this many elements when rows alone cannot feed the cores.
 _CHUNK_ELEMENTS = 1 << 16
 _ENOUGH_UNITS = 32
+# Outputs are streamed where a problem takes more than this share of the last cache. Measured with
+# one of 32 MiB: ordinary stores win at 24 MiB (softmax bf16, 0.62 against 0.92 ms) and by 10 % at
+# 32, and lose at 48 (softmax f32, 1.49 against 1.32). Scans through tiles, which leave in short
+# pieces otherwise, gain sooner (cumsum f32 rows, 32 MiB, 1.7 against 1.2).
+_STREAMED_SHARE, _STREAMED_SCAN_SHARE = 1.1, 0.7
 
 _OPERANDS = ("dy", "x", "y", "out", "out2")
 
@@ -156,8 +163,8 @@ def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
         weights = (1.0 - desc.param, desc.param)
         return weights if "da" in strides else weights[::-1]
     if isinstance(desc, ReduceBackwardDescriptor):
-        if desc.kind is ReduceKind.MEAN:
-            return float(n), 0.0
+        if desc.kind in (ReduceKind.SUM, ReduceKind.MEAN):
+            return (float(n) if desc.kind is ReduceKind.MEAN else 1.0), 0.0
         m = n - desc.correction
         return (m if m > 0 else 1.0), 0.0
     return 0.0, 0.0
@@ -182,9 +189,10 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
             index[axis] = step
     rows.append(index)
 
-    stateless = desc.spec.engine is Engine.MAP or ties is TieRule.ALL
+    flat = not reduced and desc.spec.engine is Engine.MAP
+    stateless = flat or desc.spec.engine is Engine.MAP or ties is TieRule.ALL
     lead = 3
-    if stateless:  # nothing depends on anything: all dimensions are one nest
+    if flat:  # nothing depends on anything: all dimensions are one nest
         along, across = nest(shape, range(rank), rows, lead), nest(shape, (), rows, lead)
     else:
         along = nest(shape, axes, rows, lead)
@@ -195,7 +203,7 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
 
     inner, beside = along.dims[0], across.dims[0]
     columns = (
-        not stateless
+        not flat
         and beside.extent > 1
         and (abs(beside.strides[lead]) < abs(inner.strides[lead]) or inner.extent == 1)
     )
@@ -203,37 +211,31 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         range(3, 3 + len(outputs))
     )
     loop = beside if columns else inner
-    scalars = reduced and not stateless and not columns
-    looped = [k for k in used if not (scalars and k in (0, 2))]
-    steps = {k: loop.strides[k] for k in looped}
-    if all(step == 1 for step in steps.values()):
-        pattern = "unit"
-    elif stateless and all(step == (0 if k in (0, 2) else 1) for k, step in steps.items()):
-        pattern = "broadcast"
-    else:
-        pattern = "any"
+    looped = [k for k in used if not (reduced and not columns and k in (0, 2))]
+    unit = all(loop.strides[k] == 1 for k in looped)
 
     meta = array("q", bytes(8 * at.META_WORDS))
-    width, blocks = 1, row_count
+    width, blocks, chunk = 1, row_count, n
     if columns:
-        width = _lane_width(beside.extent, desc.element.size_bytes)
+        width, split = _strips(n, row_count, beside.extent, _lanes_of(desc.op), stateless)
         blocks = -(-beside.extent // width)
         meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
         groups = blocks * (row_count // beside.extent)
     else:
         groups = row_count
-    chunk = n
-    if stateless or (groups < _ENOUGH_UNITS and n * width > 2 * _CHUNK_ELEMENTS):
-        chunk = max(1, min(n, _CHUNK_ELEMENTS // width))
+        split = groups < _ENOUGH_UNITS and n > 2 * _CHUNK_ELEMENTS
     if stateless:
-        chunk = min(n, _GRAIN_ELEMENTS)
+        chunk = max(1, min(n, _GRAIN_ELEMENTS // width))
+    elif split:
+        chunk = _chunk(n, width)
     chunks = -(-n // chunk)
     meta[at.EXTENT], meta[at.CHUNK], meta[at.CHUNKS] = n, chunk, chunks
-    meta[at.INDEX_BASE] = along.offsets[5]
+    meta[at.ROWS], meta[at.INDEX_BASE] = row_count, along.offsets[5]
     p, q = _params(desc, extent, strides)
     meta[at.PARAM], meta[at.PARAM2] = _float_bits(p), _float_bits(q)
     _write_nest(meta, along.dims, at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     _write_nest(meta, across.dims, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
+    meta[at.STREAMING] = unit and _streams(desc)
 
     elements = n * row_count
     units = groups * chunks
@@ -246,10 +248,10 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         workspace = row_count * chunks * 8 * _STATE_SLOTS.get(desc.op, 1)
         launches = [
             _launch(at.PARTIAL, units, elements),
-            (at.COMBINE, row_count, row_count),
+            _launch(at.COMBINE, row_count, row_count * chunks),
             _launch(at.APPLY, units, elements),
         ]
-    kind, element = desc.op, desc.element
+    kind, element = _SAME_KERNEL.get(desc.op, desc.op), desc.element
     # A weight that f32 cannot hold well is applied in f64, also to halves.
     extreme = kind == BinaryKind.LERP and any(
         weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
@@ -260,16 +262,16 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         element,
         ties if desc.spec.ties else None,
         columns,
-        pattern,
-        scalars,
+        unit,
+        reduced,
         len(outputs),
         extreme,
     )
-    layout = "flat" if stateless and len(along.dims) == 1 else "columns" if columns else "rows"
-    variant = f"{pattern}{'_split' if workspace else ''}"
+    layout = "flat" if flat and len(along.dims) == 1 else "columns" if columns else "rows"
+    pattern = "unit" if unit else "any"
+    variant = f"{pattern}{'_split' if workspace else ''}{'_streamed' if meta[at.STREAMING] else ''}"
     name = f"{kind.value}{tie_name}_{element.value}_{'columns' if columns else 'rows'}_{pattern}"
-    name += f"{'_scalars' if scalars else ''}{len(outputs) if len(outputs) > 1 else ''}"
-    name += "_extreme" if extreme else ""
+    name += f"{len(outputs) if len(outputs) > 1 else ''}{'_extreme' if extreme else ''}"
     item = element.size_bytes
     return Program(
         kernel=partial(_rows_kernel, name, arguments),
@@ -281,14 +283,18 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         launches=tuple(launches),
         workspace_bytes=workspace,
         # A row stays in the cache between its state and its map; many side by side do not.
-        reads=dict.fromkeys(("dy", "x", "y"), 2) if workspace or columns else {},
+        reads=dict.fromkeys(("dy", "x", "y"), 2)
+        if not stateless and (workspace or columns)
+        else {},
         layout=layout,
         variant=variant,
-        why=_why_rows(layout, pattern, chunks, width),
+        why=_why_rows(layout, unit, chunks if workspace else 1, width),
     )
 
 
 _STATE_SLOTS = {ReduceKind.PROD: 3}
+# Which x equal y is all that counts for both extrema, and a sum's gradient is a mean's with n = 1.
+_SAME_KERNEL: dict[Any, Any] = {ReduceKind.MIN: ReduceKind.MAX, ReduceKind.SUM: ReduceKind.MEAN}
 
 
 def _rows_kernel(name: str, arguments: tuple[Any, ...]) -> Kernel:
@@ -307,32 +313,76 @@ def _product(extents: Any) -> int:
     return total
 
 
-def _lane_width(lanes: int, size: int) -> int:
-    """About 1 KiB of each operand a step: pages and prefetchers like long runs."""
-    return min(lanes, max(64, 1024 // size))
+def _lanes_of(op: Any) -> int:
+    """The most rows side by side that a kernel takes; `rows.max_lanes` makes room for them."""
+    return 1024 if op == ReduceKind.PROD else 2048
 
 
-def _why_rows(layout: str, pattern: str, chunks: int, width: int) -> str:
+def _strips(n: int, row_count: int, lanes: int, most: int, stateless: bool) -> tuple[int, bool]:
+    """How many rows side by side are a unit of work, and whether they are cut along the axis.
+
+    Memory is read best by whole pages, so strips are wide, and where that leaves too few of
+    them, they are cut into chunks. Narrow enough for the cache to keep a strip between its state
+    and its map, they would touch a new page every step.
+    """
+    wide = min(lanes, most)
+    groups = -(-lanes // wide) * (row_count // lanes)
+    if stateless:
+        return wide, False
+    if groups < _ENOUGH_UNITS and n * wide > 2 * _CHUNK_ELEMENTS:
+        return wide, True
+    narrow = max(_CHUNK_ELEMENTS // n // 64 * 64, 64 if n < 1024 else 256)
+    return min(wide, narrow), False
+
+
+def _chunk(n: int, width: int) -> int:
+    """The steps of a split row's chunk, or of a strip of so many rows."""
+    return max(1, min(n, _CHUNK_ELEMENTS * min(4, -(-width // 512)) // width))
+
+
+@cache
+def _cache_bytes() -> int:
+    """The size of the last cache, or a usual one where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError):
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
+        return int(text.rstrip("KMG")) * {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[text[-1]]
+    return 32 << 20
+
+
+def _streams(desc: Any, share: float = _STREAMED_SHARE) -> bool:
+    """Whether outputs go past the caches: where the problem does not fit the last one anyway.
+
+    An ordinary store reads the line that it overwrites, and drives inputs out.
+    """
+    return bool(sum(op.size_bytes for op in desc.operands) > share * _cache_bytes())
+
+
+def _why_rows(layout: str, unit: bool, chunks: int, width: int) -> str:
     reason = {
         "flat": "one flat loop over all elements",
         "rows": "the axis is the nearest in memory: each row is one loop",
         "columns": f"other rows lie nearer in memory than the axis: {width} side by side",
     }[layout]
-    if pattern == "broadcast":
-        reason += "; dy and y are one number a row"
-    elif pattern == "any":
+    if not unit:
         reason += "; strides differ from 1 and are read at run time"
-    if chunks > 1 and layout != "flat":
+    if chunks > 1:
         reason += f"; rows are cut into {chunks} chunks that every core shares"
     return reason
 
 
 _TILE_ELEMENTS = 2048
-_ROW_LANES = 8
+# Of rows that lie side by side, half a page is read at a time.
+_DIRECT_BYTES = 2048
 # A split row's chunk. Eight of them make a unit of work.
 _SCAN_CHUNK = 1 << 13
 # Rows longer than this are split wherever states are recomputed: it bounds the checkpoints.
 _CHECKPOINTED = 1 << 16
+
+
+def _row_lanes(rows: int) -> int:
+    """How many rows, one after the other in memory, run as lanes: more hide more of the time that
+    a step takes to feed the next, while there are enough to go round."""
+    return 32 if rows >= 256 else 16 if rows >= 64 else 8
 
 
 def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Program:
@@ -359,11 +409,13 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
 
     lane = across.dims[0]
     beside = lane.extent > 1 and abs(lane.strides[lead]) < abs(line.strides[lead])
+    used = [0, 3] if not slots else [0, 1, 2, 3]
+    direct = beside and not recomputes and all(lane.strides[k] == 1 for k in used)
+    row_lanes = 8 if recomputes else _row_lanes(lane.extent)
     if beside:
-        width = 64 if recomputes else max(64, 1024 // desc.element.size_bytes)
-        width = min(width, lane.extent)
+        width = min(_DIRECT_BYTES // desc.element.size_bytes if direct else 64, lane.extent)
     else:
-        width = min(_ROW_LANES, lane.extent)
+        width = min(row_lanes, lane.extent)
     groups = -(-lane.extent // width) * (row_count // lane.extent)
     split = n > 4 * _SCAN_CHUNK and (groups < _ENOUGH_UNITS or (recomputes and n > _CHECKPOINTED))
     meta = array("q", bytes(8 * at.META_WORDS))
@@ -376,11 +428,13 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
     if split and not beside:  # the chunks of a row are the lanes, but for a shorter last one
         lane = Dim(n // chunk, tuple(step * chunk for step in line.strides))
         outer = (lane, *(dim for dim in across.dims if dim.extent > 1))
-        width = min(_ROW_LANES, lane.extent)
+        width = min(8 if recomputes else _row_lanes(lane.extent), lane.extent)
         blocks = -(-lane.extent // width) + (1 if n % chunk else 0)
         units = blocks * row_count
     meta[at.BESIDE] = beside
-    steps = min(chunk, _TILE_ELEMENTS // width, 256)
+    steps = min(chunk, (_TILE_ELEMENTS if recomputes else 2 * _TILE_ELEMENTS) // width, 256)
+    lines = direct or (not beside and line.strides[lead] == 1)
+    meta[at.STREAMING] = not recomputes and lines and _streams(desc, _STREAMED_SCAN_SHARE)
     _write_nest(meta, (line,), at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     _write_nest(meta, outer, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
     meta[at.EXTENT], meta[at.CHUNK], meta[at.CHUNKS] = n, chunk, chunks
@@ -418,19 +472,25 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
             ]
     kind, element = desc.kind, desc.element
     ties = desc.ties if desc.spec.ties else None
-    source = "" if not slots else "_from_y" if from_y else "_recomputed"
-    name = f"{kind.value}{f'_{ties.value}' if ties else ''}_{element.value}_scan{source}"
+    source = "plain" if not slots else "from_y" if from_y else "recomputed"
+    name = f"{kind.value}{f'_{ties.value}' if ties else ''}_{element.value}_scan_{source}"
+    arguments: tuple[Any, ...] = (kind, element, ties)
+    if not recomputes:
+        name += "_direct" if direct else "_tiled"
+        arguments += (direct,)
     layout = "columns" if beside else "rows"
-    variant = (source[1:] or "plain") + ("_split" if split else "")
+    variant = source + ("_split" if split else "") + ("_streamed" if meta[at.STREAMING] else "")
     why = f"{width} {'chunks of a row' if split and not beside else 'rows'} run side by side, "
-    why += "as they lie" if beside else "through tiles that turn them round"
+    why += (
+        "as they lie" if direct or (beside and recomputes) else "through tiles that turn them round"
+    )
     if split:
         why += f"; rows are cut into {chunks} chunks that meet through carries"
     if recomputes:
         why += "; y is not given, so the scan is recomputed from checkpoints"
     item = element.size_bytes
     return Program(
-        kernel=partial(_recurrence_kernel, name, (kind, element, ties, from_y)),
+        kernel=partial(_recurrence_kernel, name, arguments, recomputes),
         meta=meta,
         operands=tuple(
             key if key in strides and (slots or key in ("dy", "dx")) else None for key in names
@@ -449,16 +509,18 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
     )
 
 
-def _recurrence_kernel(name: str, arguments: tuple[Any, ...]) -> Kernel:
+def _recurrence_kernel(name: str, arguments: tuple[Any, ...], recomputes: bool) -> Kernel:
     def build() -> Any:
-        from .kernels import recurrence
+        from .kernels import recurrence, sweep
 
-        return recurrence.build(*arguments)
+        return recurrence.build(*arguments) if recomputes else sweep.build(*arguments)
 
     return kernel(name, build)
 
 
-_SEGMENT_SLICE, _SEGMENT_BLOCK = 128, 64
+_SEGMENT_BLOCK = 64
+# Columns of a row that are summed at a time: few where there are few rows to share.
+_SEGMENT_SLICE, _WIDE_SEGMENT_SLICE = 128, 512
 
 
 def _prepare_segments(
@@ -471,12 +533,16 @@ def _prepare_segments(
     *dout, dout_column = strides["dout"]
     table_row, table_column = strides["dweight"]
     unit = columns == 1 or (dout_column == 1 and table_column == 1)
-    slices = -(-columns // _SEGMENT_SLICE)
+    targets = n if desc.accumulate else rows
+    many = targets >= _ENOUGH_UNITS * _SEGMENT_BLOCK
+    width = _WIDE_SEGMENT_SLICE if many else _SEGMENT_SLICE
+    slices = -(-columns // width)
     # Indices may have any rank, so their dimensions may need more room than a problem's.
     meta = array("q", bytes(8 * (at.META_WORDS + at.DIM_WORDS * len(index_shape))))
     meta[at.EXTENT], meta[at.ROWS], meta[at.COLUMNS] = n, rows, columns
     meta[at.PADDING] = -1 if desc.padding_idx is None else desc.padding_idx
     meta[at.SHIFT], meta[at.KEY_BITS], meta[at.LANE_BLOCKS] = shift, key_bits, slices
+    meta[at.LANE_WIDTH], meta[at.STREAMING] = width, unit and not desc.accumulate and _streams(desc)
     meta[at.ACCUMULATE], meta[at.BY_COUNT] = desc.accumulate, desc.scale_grad_by_freq
     header, words = 64, _lines(8 * n)
     meta[at.WORDS_AT] = header
@@ -489,7 +555,6 @@ def _prepare_segments(
     ]
     _write_nest(meta, places[::-1], at.AXIS, at.MORE_INDEX, at.MORE_AXIS_AT)
     _write_dim(meta, at.ACROSS, Dim(columns, (dout_column, 0, 0, table_column)))
-    targets = n if desc.accumulate else rows
     units = -(-targets // _SEGMENT_BLOCK) * slices
     elements = columns * (n + (0 if desc.accumulate else rows))
     name = f"embedding_{desc.element.value}_{desc.index.value}_{'unit' if unit else 'any'}"
@@ -502,8 +567,8 @@ def _prepare_segments(
         workspace_bytes=_segment_workspace(n),
         reads={},
         layout="rows" if unit else "strided",
-        variant="sorted",
-        why=f"indices are sorted, then each row is summed in their order, {_SEGMENT_SLICE} "
+        variant="sorted_streamed" if meta[at.STREAMING] else "sorted",
+        why=f"indices are sorted, then each row is summed in their order, {width} "
         "columns at a time",
     )
 
@@ -558,8 +623,8 @@ def workspace_bound(desc: Any) -> int:
         return bound + max_threads() * _lines(8 * slots * 64 * -(-longest // 32))
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
-    width = min(rows, max(64, 1024 // desc.element.size_bytes))
+    width = min(rows, _lanes_of(desc.op))
     if n * width <= 2 * _CHUNK_ELEMENTS:
         return 0
-    chunks = max(-(-n // _CHUNK_ELEMENTS), -(-n // max(1, _CHUNK_ELEMENTS // width)))
+    chunks = -(-n // _chunk(n, min(width, 512)))  # no strip of those rows has shorter ones
     return int(rows * chunks * 8 * _STATE_SLOTS.get(desc.op, 1))

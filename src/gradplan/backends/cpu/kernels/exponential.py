@@ -109,3 +109,28 @@ def exp_f32_of_difference(x, y):
     lost = lost if lost == lost else _ZERO_32  # at infinities
     e = exp_f32(d)
     return e + e * lost
+
+
+# exp(t) − 1 = t + t²·(…) for −ln 2 ≤ t ≤ 0: Taylor's, within 2⁻²⁵ relative before roundings.
+_E32 = tuple(_F32(1 / factorial(k)) for k in range(2, 10))
+_HALF_BOUND = -0.69
+
+
+@ordered
+def decay_f32(d):
+    """exp of a d ≤ 0 in f32 arithmetic, as an f64 whose distance from 1 is relatively exact.
+
+    Where exp(d) ≥ ½ it is 1 + (exp(d) − 1), the part in brackets within 3.5 · 2⁻²⁴ relative: a
+    product of many factors near 1 then loses by how far it is from 1, not by how many they are.
+    """
+    t = _F32(d)
+    p = _E32[7]
+    p = p * t + _E32[6]
+    p = p * t + _E32[5]
+    p = p * t + _E32[4]
+    p = p * t + _E32[3]
+    p = p * t + _E32[2]
+    p = p * t + _E32[1]
+    p = p * t + _E32[0]
+    below_one = p * (t * t) + t
+    return 1.0 + np.float64(below_one) if d > _HALF_BOUND else np.float64(exp_f32(t))

@@ -26,7 +26,7 @@ from ....kinds import (
     TieRule,
 )
 from .device import inlined, ordered
-from .exponential import exp_f32, exp_f32_of_difference, exp_f64
+from .exponential import decay_f32, exp_f32, exp_f32_of_difference, exp_f64
 from .lowlevel import bits_of_f64, f64_of_bits
 
 __all__ = ["MapFormula", "RecurrenceFormula", "map_formula", "recurrence_formula"]
@@ -36,13 +36,15 @@ Scalar = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class MapFormula:
-    """dx = apply(state of the row, dy, x, y): with no state, a plain map.
+    """dx = apply(row, dy, x, y): with nothing known of the row, a plain map.
 
-    - `uses`: which of dy, x, y it reads;
-    - `step(s, dy, x, y, i, p)` → s, `merge(s, t)` → s, `finish(s, n)` → r, tuples throughout;
-    - `apply(r, dy, x, y, i, p, q, is_easy, s)` → dx; `apply2` gives a second output; r is the
-      finished state in the map's type, s the same in f64;
-    - `easy(s)`: whether a row can take the short way that `apply` offers such rows;
+    - `step(s, dy, x, y, i, p)` → s, `merge(s, t)` → s, `finish(s, n)` → s, tuples throughout: the
+      row's state, from all its elements;
+    - `settle(s, dy, y, p)` → r: of a reduction, whose dy and y are one number a row, what the map
+      needs to know of them and of the state, in f64; r is the state where there is no `settle`;
+    - `apply(r, dy, x, y, i, p, q, is_easy, s)` → dx; `apply2` gives a second output; r comes in
+      the map's type, s is the state in f64; dy and y come to kinds that do not reduce;
+    - `easy(r)`: whether a row can take the short way that `apply` offers such rows;
     - i is the element's index in C order over the reduced axes (only where `indexed`);
     - p and q are the problem's parameters.
     """
@@ -54,6 +56,9 @@ class MapFormula:
     step: Scalar | None = None
     merge: Scalar | None = None
     finish: Scalar | None = None
+    settle: Scalar | None = None
+    settled: int = 1
+    """How many numbers `settle` gives."""
     easy: Scalar | None = None
     indexed: bool = False
 
@@ -65,16 +70,20 @@ def is_wide(
 
     Halves compute in f32, where that will do. So do the maps of f32 softmax, log-softmax and
     log-sum-exp, which f64 arithmetic would slow down; states are summed in f64 all the same.
+    Where a map only compares or copies, f32 loses nothing.
     """
     in_f32 = (*SoftmaxKind, ReduceKind.LOG_SUM_EXP)
+    chooses = (ReduceKind.MEAN, ReduceKind.MAX)
+    if ties in (TieRule.FIRST, TieRule.LAST):
+        return True  # f32 cannot hold the index
+    if element is ElementKind.F32 and kind in chooses:
+        return False
     if mapped and element is ElementKind.F32 and kind in in_f32:
         return False
     unbounded = (SoftmaxKind.LOG_SOFTMAX, ReduceKind.VAR, ReduceKind.STD)
     if not mapped and element is ElementKind.BF16 and kind in unbounded:
         return True  # a sum of bf16 may leave the range of f32
-    if element in (ElementKind.F32, ElementKind.F64) or kind == ReduceKind.PROD:
-        return True
-    return ties in (TieRule.FIRST, TieRule.LAST)  # f32 cannot hold the index
+    return element in (ElementKind.F32, ElementKind.F64) or kind == ReduceKind.PROD
 
 
 def _sum_merge(s, t):
@@ -93,10 +102,11 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
     """The formula of a map or row kind, for this element."""
     real = np.float64 if is_wide(kind, element, ties, mapped=True) else np.float32
     zero, one = real(0), real(1)
-    # f32 in f64 and f16 in f32 leave so much room that 1 / y can neither overflow nor lose bits:
+    # f32 in f64 and f16 in f32 leave so much room that dy / y can neither overflow nor lose bits:
     # there a division a row replaces one an element.
     roomy = element in (ElementKind.F32, ElementKind.F16)
-    exp = exp_f64 if element is ElementKind.F64 else exp_f32
+    exact = element is ElementKind.F64
+    exp = exp_f64 if exact else exp_f32
 
     if kind == SoftmaxKind.SOFTMAX:
 
@@ -118,8 +128,8 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
                 return dy - exp(y) * r[0]
             return np.float64(dy) - np.float64(exp(y)) * s[0]
 
-        def easy(s):
-            return abs(s[0]) < 1e38  # f32 holds it
+        def easy(r):
+            return abs(r[0]) < 1e38  # f32 holds it
 
         return replace(_row("dy y", step, _keep, apply), easy=inlined(easy))
 
@@ -133,73 +143,112 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
 
         return MapFormula(uses="dy", apply=inlined(apply), apply2=inlined(apply2))
 
-    if kind == ReduceKind.SUM:
+    if kind == ReduceKind.MEAN:  # p = n, and 1 for a sum
+
+        def settle(s, dy, y, p):
+            return (dy / p,)
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return dy
+            return r[0]
 
-        return MapFormula(uses="dy", apply=inlined(apply))
-
-    if kind == ReduceKind.MEAN:  # p = n
-        exact = element is ElementKind.F64
-
-        def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return dy / p if exact else dy * (one / p)
-
-        return MapFormula(uses="dy", apply=inlined(apply))
+        return MapFormula(uses="dy", settle=ordered(settle), apply=inlined(apply))
 
     if kind == ReduceKind.NORM2:
+        if exact:
+
+            def settle(s, dy, y, p):
+                return dy, y
+
+            def apply(r, dy, x, y, i, p, q, is_easy, s):
+                # x / y first: it is at most 1, where dy · x might overflow.
+                return zero if r[1] == zero else r[0] * (x / r[1])
+
+            return MapFormula(
+                uses="dy x y", settle=ordered(settle), settled=2, apply=ordered(apply)
+            )
+
+        def settle(s, dy, y, p):
+            return (0.0 if y == 0.0 else dy / y), dy, y
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            # x / y first: it is at most 1, where dy · x might overflow.
-            ratio = x * (one / y) if roomy else x / y
-            return zero if y == zero else dy * ratio
+            if roomy or is_easy:
+                return x * r[0]
+            # As in f64: x / y first. A row beside this one may have called for it.
+            return zero if r[2] == zero else r[1] * (x / r[2])
 
-        return MapFormula(uses="dy x y", apply=inlined(apply))
+        return MapFormula(
+            uses="dy x y",
+            settle=ordered(settle),
+            settled=3,
+            easy=ordered(_moderate),
+            apply=ordered(apply),
+        )
 
     if kind == ReduceKind.LOG_SUM_EXP:
         careful = element is ElementKind.F32  # a half's difference loses nothing that counts
-        nothing = -np.inf
+
+        def settle(s, dy, y, p):
+            empty = y == -np.inf  # and so is every x: 0 · exp(x − 0)
+            return (0.0 if empty else dy), (0.0 if empty else y)
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            e = exp_f32_of_difference(x, y) if careful else exp(x - y)
-            return zero if y == nothing else dy * e
+            return r[0] * (exp_f32_of_difference(x, r[1]) if careful else exp(x - r[1]))
 
-        return MapFormula(uses="dy x y", apply=inlined(apply))
+        return MapFormula(uses="dy x y", settle=ordered(settle), settled=2, apply=inlined(apply))
 
     if kind == ReduceKind.VAR:  # p = m
 
         def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return dy * ((x - r[0]) * ((one + one) / p))
+        def settle(s, dy, y, p):
+            return s[0], (dy * (2.0 / p) if roomy else dy)
 
-        return replace(_row("dy x", step, _mean, apply), apply=ordered(apply))
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
+            if roomy:
+                return r[1] * (x - r[0])
+            return r[1] * ((x - r[0]) * ((one + one) / p))
+
+        row = _row("dy x", step, _mean, apply)
+        return replace(row, apply=ordered(apply), settle=ordered(settle), settled=2)
 
     if kind == ReduceKind.STD:  # p = m
 
         def step(s, dy, x, y, i, p):
             return (s[0] + x,)
 
-        def apply(r, dy, x, y, i, p, q, is_easy, s):
-            deviation = x - r[0]
-            if y == zero:
-                return zero
-            if roomy:
-                return dy * deviation * (one / (p * y))
-            # deviation / y is at most √n in size, where m · y might underflow.
-            return dy * (one / p) * (deviation / y)
+        def settle(s, dy, y, p):
+            return (0.0 if y == 0.0 else dy / (p * y)), s[0], dy / p, y
 
-        return replace(_row("dy x y", step, _mean, apply), apply=ordered(apply))
+        def apply(r, dy, x, y, i, p, q, is_easy, s):
+            deviation = x - r[1]
+            if roomy or is_easy:
+                return deviation * r[0]
+            # deviation / y is at most √n in size, where m · y might underflow.
+            return zero if r[3] == zero else r[2] * (deviation / r[3])
+
+        row = _row("dy x y", step, _mean, apply)
+        return replace(
+            row,
+            apply=ordered(apply),
+            settle=ordered(settle),
+            settled=4,
+            easy=None if exact else ordered(_moderate),
+        )
 
     if kind == ReduceKind.PROD:
         return _prod(element)
 
-    if kind in (ReduceKind.MAX, ReduceKind.MIN):
+    if kind == ReduceKind.MAX:  # and min
         return _extremum(ties, zero, one)
 
     raise KeyError(kind)
+
+
+def _moderate(r):
+    """Whether f32 holds r[0] with room on both sides."""
+    size = abs(r[0])
+    return (size == 0.0) | ((size > 2.0**-100) & (size < 2.0**100))
 
 
 def _row(uses: str, step: Scalar, finish: Scalar, apply: Scalar) -> MapFormula:
@@ -220,22 +269,25 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
     def hit(x, y):
         return (x == y) | ((x != x) & (y != y))
 
+    def apply(r, dy, x, y, i, p, q, is_easy, s):
+        return r[0] if hit(x, r[1]) else zero
+
     if ties is TieRule.ALL:
 
-        def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return dy if hit(x, y) else zero
+        def all_of_it(s, dy, y, p):
+            return dy, y
 
-        return MapFormula(uses="dy x y", apply=inlined(apply))
+        return MapFormula(uses="dy x y", settle=ordered(all_of_it), settled=2, apply=inlined(apply))
 
     if ties is TieRule.SPLIT:
 
         def step(s, dy, x, y, i, p):
             return (s[0] + (one if hit(x, y) else zero),)
 
-        def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return dy / r[0] if hit(x, y) else zero
+        def share(s, dy, y, p):
+            return dy / s[0], y
 
-        return _row("dy x y", step, _keep, apply)
+        return replace(_row("dy x y", step, _keep, apply), settle=ordered(share), settled=2)
 
     return _one_of_the_ties(ties is TieRule.FIRST, hit, zero)
 
@@ -251,11 +303,16 @@ def _one_of_the_ties(first: bool, hit: Scalar, zero: Any) -> MapFormula:
         better = t[0] < s[0] if first else t[0] > s[0]
         return (t[0] if better else s[0],)
 
+    def settle(s, dy, y, p):
+        return s[0], dy
+
     def apply(r, dy, x, y, i, p, q, is_easy, s):
-        return dy if i == r[0] else zero
+        return r[1] if i == r[0] else zero
 
     return MapFormula(
         uses="dy x y",
+        settle=ordered(settle),
+        settled=2,
         first=(np.inf if first else -1.0,),
         step=inlined(step),
         merge=inlined(merge),
@@ -285,7 +342,8 @@ def _prod(element: ElementKind) -> MapFormula:
     subtracted, its count taken off. A block of 512 significands multiplies to less than 2^512,
     and `merge` normalises; it also stops counting at 2, since one is all that leaves.
     """
-    has_subnormals = element is ElementKind.F64  # the others' are normal numbers in f64
+    exact = element is ElementKind.F64
+    has_subnormals = exact  # the others' are normal numbers in f64
 
     @ordered
     def parts(x):
@@ -340,13 +398,17 @@ def _prod(element: ElementKind) -> MapFormula:
         m, e, _ = parts(s[0])
         return m, s[1] + e, s[2]
 
+    def settle(s, dy, y, p):
+        product = s[0] * power(min(max(s[1], -1000.0), 1000.0))
+        return s[0], s[1], s[2], dy, (product if exact else product * dy)
+
     def easy(r):
-        # Nothing special in the row, and its product a normal number: divide it by x.
-        return (r[2] == 0.0) & (abs(r[1]) < 1000.0)
+        # Nothing special in the row, and its product a normal number, times dy too: divide it by x.
+        return (r[2] == 0.0) & (abs(r[1]) < (1000.0 if exact else 800.0))
 
     def apply(r, dy, x, y, i, p, q, is_easy, s):
         if is_easy:
-            return dy * (r[0] * power(r[1]) / x)
+            return r[3] * (r[4] / x) if exact else r[4] / x
         m, e, count = parts(x)
         ratio = r[0] / m
         # 2^exponent in two factors, each of them a normal number.
@@ -363,7 +425,7 @@ def _prod(element: ElementKind) -> MapFormula:
         others = ratio * 0.0 if left > 0.0 else others
         others = (others if left > 0.0 else ratio) * np.inf if infinite else others
         others = np.nan if nan else others
-        return dy * others
+        return r[3] * others
 
     return MapFormula(
         uses="dy x",
@@ -371,6 +433,8 @@ def _prod(element: ElementKind) -> MapFormula:
         step=inlined(step),
         merge=ordered(merge),
         finish=ordered(finish),
+        settle=ordered(settle),
+        settled=5,
         apply=ordered(apply),
         easy=ordered(easy),
     )
@@ -415,9 +479,13 @@ class RecurrenceFormula:
     out: Scalar
     gain: Scalar
     chosen: bool = False
+    grouped: bool = True
+    """Whether a step is so short that several are worth a loop's body."""
 
 
-def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> RecurrenceFormula:
+def recurrence_formula(
+    kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool
+) -> RecurrenceFormula:
     """The formula of a scan kind, with the state from y or recomputed."""
     if kind == ScanKind.CUMSUM:
 
@@ -461,7 +529,7 @@ def recurrence_formula(kind: Named, ties: TieRule | None, from_y: bool) -> Recur
         return _running_extremum(kind == ScanKind.CUMMAX, ties is TieRule.LAST)
 
     if kind == ScanKind.LOG_CUMSUM_EXP:
-        return _log_cumsum_exp_of_y() if from_y else _log_cumsum_exp()
+        return _log_cumsum_exp_of_y(element) if from_y else _log_cumsum_exp()
 
     raise KeyError(kind)
 
@@ -497,15 +565,32 @@ def _running_extremum(largest: bool, later_wins: bool) -> RecurrenceFormula:
     )
 
 
-def _log_cumsum_exp_of_y() -> RecurrenceFormula:
+def _log_cumsum_exp_of_y(element: ElementKind) -> RecurrenceFormula:
+    """Exponentials are f32 where that is exact enough: the gains of f32, which multiply up along
+    the row, are not."""
+    exact, careful = element is ElementKind.F64, element is ElementKind.F32
+    half = not exact and not careful
+
     def out(S, x, before, after):
-        return 0.0 if x == -np.inf else exp_f64(x - after[0]) * S
+        if exact:
+            w = exp_f64(x - after[0])
+        elif careful:
+            w = np.float64(exp_f32_of_difference(np.float32(x), np.float32(after[0])))
+        else:
+            w = np.float64(exp_f32(np.float32(x - after[0])))
+        return 0.0 if x == -np.inf else w * S
 
     def gain(x, before, after):
-        return 1.0 if before[0] == after[0] else exp_f64(before[0] - after[0])
+        d = before[0] - after[0]
+        return 1.0 if before[0] == after[0] else decay_f32(d) if half else exp_f64(d)
 
     return RecurrenceFormula(
-        uses_x=True, slots=1, identity=(-np.inf,), out=ordered(out), gain=ordered(gain)
+        uses_x=True,
+        slots=1,
+        identity=(-np.inf,),
+        out=ordered(out),
+        gain=ordered(gain),
+        grouped=False,
     )
 
 

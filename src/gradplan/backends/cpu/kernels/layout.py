@@ -30,6 +30,8 @@ DIM_WORDS = 8
 MORE_AXIS, MORE_ACROSS = 12, 13
 MORE_AXIS_AT, MORE_ACROSS_AT = 32, 32 + 8 * DIM_WORDS
 META_WORDS = 32 + 16 * DIM_WORDS
+# Whether outputs go past the caches: in a word that no dimension's entry uses.
+STREAMING = ACROSS + 7
 
 # Operands as columns of a dimension's entry.
 S_DY, S_X, S_Y, S_OUT, S_OUT2, S_INDEX = 1, 2, 3, 4, 5, 6

@@ -25,6 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ....kinds import ElementKind
+from .device import inlined
 
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
@@ -39,7 +40,7 @@ _STORAGE = {
     ElementKind.BF16: _I16,
     ElementKind.F64: _F64,
 }
-_SCOPES = ("in", "out", "tmp", "tile a", "tile b", "tile c", "tile d", "tile e")
+_SCOPES = ("in", "out", "tmp", "stage", "tile a", "tile b", "tile c", "tile d", "tile e")
 
 
 def _scoped(builder: Any, instruction: Any, scope: str) -> Any:
@@ -125,7 +126,7 @@ def _narrow(builder: Any, element: ElementKind, value: Any) -> Any:
     return builder.trunc(builder.select(is_nan, quiet, rounded), _like(kind, _I16))
 
 
-def make_load(element: ElementKind, wide: bool) -> Callable[[int, int], float]:
+def make_load(element: ElementKind, wide: bool, scope: str = "in") -> Callable[[int, int], float]:
     """`load(address, i)`: element i of an input, as f64 (wide) or f32."""
     storage = _STORAGE[element]
     out, numba_out = (_F64, types.float64) if wide else (_F32, types.float32)
@@ -135,15 +136,21 @@ def make_load(element: ElementKind, wide: bool) -> Callable[[int, int], float]:
         def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             pointer = _at(builder, storage, args[0], args[1])
             value = builder.load(pointer, align=element.size_bytes)
-            return _widen(builder, element, _scoped(builder, value, "in"), out)
+            return _widen(builder, element, _scoped(builder, value, scope), out)
 
         return numba_out(types.int64, types.int64), emit
 
     return load
 
 
-def make_store(element: ElementKind, wide: bool) -> Callable[[int, int, float], None]:
-    """`store(address, i, value)`: round an f64 (wide) or f32 value once, into element i."""
+def make_store(
+    element: ElementKind, wide: bool, scope: str = "out", *, through_f32: bool = False
+) -> Callable[[int, int, float], None]:
+    """`store(address, i, value)`: round an f64 (wide) or f32 value once, into element i.
+
+    `through_f32` spares a half the pains of a single rounding: f64 becomes f32 first, which may
+    cost it 2⁻²⁴.
+    """
     storage = _STORAGE[element]
     numba_in = types.float64 if wide else types.float32
 
@@ -151,14 +158,113 @@ def make_store(element: ElementKind, wide: bool) -> Callable[[int, int, float], 
     def store(_typing: Any, address: Any, i: Any, value: Any) -> Any:
         def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             pointer = _at(builder, storage, args[0], args[1])
-            value = _narrow(builder, element, args[2])
+            value = args[2]
+            if through_f32 and wide and element is not ElementKind.F64:
+                value = builder.fptrunc(value, _F32)
+            value = _narrow(builder, element, value)
             instruction = builder.store(value, pointer, align=element.size_bytes)
-            _scoped(builder, instruction, "out")
+            _scoped(builder, instruction, scope)
             return context.get_dummy_value()
 
         return types.none(types.int64, types.int64, numba_in), emit
 
     return store
+
+
+LINE = 64
+"""Bytes of a cache line."""
+
+
+@intrinsic
+def _stream_line(_typing: Any, target: Any, source: Any) -> Any:
+    vector = ir.VectorType(_I64, LINE // 8)
+
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        value = builder.load(builder.inttoptr(args[1], vector.as_pointer()), align=LINE)
+        _scoped(builder, value, "stage")
+        pointer = builder.inttoptr(args[0], vector.as_pointer())
+        instruction = builder.store(value, pointer, align=LINE)
+        once = builder.module.add_metadata([ir.Constant(_I32, 1)])
+        instruction.set_metadata("nontemporal", once)
+        _scoped(builder, instruction, "out")
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), emit
+
+
+def make_copy(element: ElementKind, source_scope: str, target_scope: str) -> Any:
+    """`copy(target, source)`: one element, as it is stored."""
+    storage = ir.IntType(8 * element.size_bytes)
+
+    @intrinsic
+    def copy(_typing: Any, target: Any, source: Any) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            size = element.size_bytes
+            value = builder.load(builder.inttoptr(args[1], storage.as_pointer()), align=size)
+            _scoped(builder, value, source_scope)
+            pointer = builder.inttoptr(args[0], storage.as_pointer())
+            _scoped(builder, builder.store(value, pointer, align=size), target_scope)
+            return context.get_dummy_value()
+
+        return types.none(types.int64, types.int64), emit
+
+    return copy
+
+
+@intrinsic
+def fence(_typing: Any) -> Any:
+    """Streamed lines may lag behind other stores: wait for them before telling anyone."""
+
+    def emit(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), emit
+
+
+@intrinsic
+def prefetch(_typing: Any, address: Any) -> Any:
+    """Have the line at `address` brought to the second cache."""
+
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        how = [ir.Constant(_I32, word) for word in (0, 2, 1)]  # a read, near, of data
+        builder.call(function, [builder.inttoptr(args[0], byte), *how])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), emit
+
+
+STAGE_BYTES = 4096
+
+
+def make_flush(element: ElementKind) -> Any:
+    """`flush(stage, address, count)`: move `count` elements from a stage to an output.
+
+    The stage is aligned to a line, and its first element lies in it as far from a line's start as
+    `address` does. Whole lines go past the caches, which spares reading what is overwritten and
+    leaves the inputs where they are.
+    """
+    size = element.size_bytes
+    copy = make_copy(element, "stage", "out")
+
+    @inlined
+    def flush(stage, address, count):
+        end = address + size * count
+        first, last = (address + LINE - 1) & -LINE, end & -LINE
+        shift = stage - (address & -LINE)
+        first = min(first, end)
+        last = max(first, last)
+        for at in range(address, first, size):
+            copy(at, at + shift)
+        for at in range(first, last, LINE):
+            _stream_line(at, at + shift)
+        for at in range(last, end, size):
+            copy(at, at + shift)
+
+    return flush
 
 
 def make_read_back(element: ElementKind) -> Callable[[int, int], float]:
@@ -464,3 +570,46 @@ def make_transposers(element: ElementKind, tile_name: str) -> tuple[Any, Any]:
         return types.none(*[types.int64] * 4), emit
 
     return fill, empty
+
+
+def make_turn(element: ElementKind, source_scope: str, target_scope: str, *, inwards: bool) -> Any:
+    """`turn(tile, tile_pitch, address, pitch, back)`: 8 steps of 8 lanes, as they are stored, from
+    memory, where steps are neighbours, to a tile, where lanes are (inwards), or from the tile.
+
+    Pitches are in bytes, between steps of the tile and between lanes in memory. The addresses are
+    the first step's of the first lane; where `back` is 1, steps descend in memory.
+    """
+    size = element.size_bytes
+    vector = ir.VectorType(ir.IntType(8 * size), LANES)
+
+    def lane(builder: Any, args: Any, j: int) -> Any:
+        shift = builder.mul(args[4], ir.Constant(_I64, (LANES - 1) * size))
+        start = builder.add(args[2], builder.mul(args[3], ir.Constant(_I64, j)))
+        return builder.inttoptr(builder.sub(start, shift), vector.as_pointer())
+
+    def step(builder: Any, args: Any, k: int) -> Any:
+        # Counted from the other end where steps descend.
+        ahead = builder.icmp_signed("==", args[4], ir.Constant(_I64, 0))
+        last = ir.Constant(_I64, LANES - 1)
+        first = builder.select(ahead, args[0], builder.add(args[0], builder.mul(args[1], last)))
+        pitch = builder.select(ahead, args[1], builder.neg(args[1]))
+        place = builder.add(first, builder.mul(pitch, ir.Constant(_I64, k)))
+        return builder.inttoptr(place, vector.as_pointer())
+
+    source, target = (lane, step) if inwards else (step, lane)
+
+    @intrinsic
+    def turn(_typing: Any, tile: Any, tile_pitch: Any, address: Any, pitch: Any, back: Any) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            rows = []
+            for j in range(LANES):
+                value = builder.load(source(builder, args, j), align=size)
+                rows.append(_scoped(builder, value, source_scope))
+            for j, value in enumerate(_transposed(builder, rows)):
+                instruction = builder.store(value, target(builder, args, j), align=size)
+                _scoped(builder, instruction, target_scope)
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 5), emit
+
+    return turn

@@ -1,4 +1,5 @@
-"""The recurrence S[k] = dy[k] + c[k]·S[k+1], many rows at a time.
+"""The recurrence S[k] = dy[k] + c[k]·S[k+1] where the scan's own state is recomputed from x, many
+rows at a time. (Where y holds it, `sweep` does the work.)
 
 Rows are lanes: a tile holds some steps of some rows, [step][lane] in f64 on the stack, so that
 every formula vectorises across lanes whatever the layout. Only filling and emptying the tile
@@ -7,12 +8,12 @@ contiguous in memory), rows that lie one after the other, and one long row, whos
 the lanes. Chunks have a fixed length, so bits do not depend on the number of threads:
 
 - FUSED: everything, where rows are enough to go round;
-- FORWARD, FORWARD_COMBINE: the scan's state at each chunk's start (where y is not given);
+- FORWARD, FORWARD_COMBINE: the scan's state at each chunk's start;
 - PARTIAL: what each chunk sends on, as T ↦ partial + gain · T;
 - COMBINE: the carry that arrives at each chunk;
 - APPLY: each chunk with its carry.
 
-Without y, the state runs forwards once, leaving a checkpoint a tile, and each tile recomputes
+The state runs forwards once, leaving a checkpoint a tile, and each tile recomputes
 its own states from there: two reads of x and no temporary of the size of a row.
 """
 
@@ -43,41 +44,24 @@ MAX_LANES = 512
 
 d_load, d_store = make_tile("a")
 x_load, x_store = make_tile("b")
-y_load, y_store = make_tile("c")
 carry_load, carry_store = make_tile("d")
 gain_load, gain_store = make_tile("e")
 # x + (−0.0) is x, bit for bit.
 _NOTHING = -0.0
 
 
-def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool) -> Any:
-    """The kernel of one scan kind."""
-    formula = recurrence_formula(kind, ties, from_y)
+def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
+    """The kernel of one scan kind without its y."""
+    formula = recurrence_formula(kind, element, ties, from_y=False)
     load, store = make_load(element, True), make_store(element, True)
-    uses_x, slots, chosen = formula.uses_x, formula.slots, formula.chosen
-    stateful = slots > 0
+    slots, chosen, identity = formula.slots, formula.chosen, formula.identity
     size = element.size_bytes
-    recomputes = stateful and not from_y
-    out, gain = formula.out, formula.gain
-    identity = formula.identity or (0.0,)
-    width_of_state = max(slots, 1)
-    state_load, state_store = make_tuple_memory(width_of_state, "tile c")
-    kept_load, kept_store = make_tuple_memory(width_of_state)
+    out, gain, forward, merge = formula.out, formula.gain, formula.forward, formula.merge
+    state_load, state_store = make_tuple_memory(slots, "tile c")
+    kept_load, kept_store = make_tuple_memory(slots)
     # Pitch between the numbers of a state: a tile of them, with one step before the first.
     pitch = TILE + MAX_LANES
-    scratch = make_scratch(3 * TILE + pitch * width_of_state + 2 * MAX_LANES)
-
-    if recomputes:
-        forward, merge = formula.forward, formula.merge
-    else:
-
-        @ordered
-        def forward(s, x):
-            return s
-
-        @ordered
-        def merge(s, t):
-            return s
+    scratch = make_scratch(3 * TILE + pitch * slots + 2 * MAX_LANES)
 
     @ordered
     def send(g, S):
@@ -108,7 +92,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
 
         return fill
 
-    fill_d, fill_x, fill_y = mover(d_store, "a"), mover(x_store, "b"), mover(y_store, "c")
+    fill_d, fill_x = mover(d_store, "a"), mover(x_store, "b")
     _, turn_back = make_transposers(element, "a")
 
     @inlined
@@ -146,7 +130,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                     i = k * w + j
                     S = d_load(ds, i) + carry_load(carry, j)
                     d_store(ds, i, S)
-                    carry_store(carry, j, send(gain_load(gs, i), S) if uses_x else S)
+                    carry_store(carry, j, send(gain_load(gs, i), S))
 
         return advance, carry_on
 
@@ -166,27 +150,25 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
     @ordered
     def run_backward(ds, xs, states, gs, carry, steps, w):
         # Only S itself runs step by step; gains and outputs are flat loops over the tile.
-        if uses_x:
-            for i in range(steps * w):
-                before = state_load(states, i, pitch)
-                after = state_load(states, i + w, pitch)
-                gain_store(gs, i, gain(x_load(xs, i), before, after))
+        for i in range(steps * w):
+            before = state_load(states, i, pitch)
+            after = state_load(states, i + w, pitch)
+            gain_store(gs, i, gain(x_load(xs, i), before, after))
         if w == LANES:
             carry_8(ds, gs, carry, steps, w)
         else:
             carry_any(ds, gs, carry, steps, w)
-        if uses_x:
-            for i in range(steps * w):
-                before = state_load(states, i, pitch)
-                after = state_load(states, i + w, pitch)
-                d_store(ds, i, out(d_load(ds, i), x_load(xs, i), before, after))
+        for i in range(steps * w):
+            before = state_load(states, i, pitch)
+            after = state_load(states, i + w, pitch)
+            d_store(ds, i, out(d_load(ds, i), x_load(xs, i), before, after))
 
     @ordered
     def multiply_gains(gs, gains, steps, w):
         for k in range(steps):
             for j in range(w):
                 kept = float_load(gains, j)
-                float_store(gains, j, saturating(kept, gain_load(gs, k * w + j)) if uses_x else 1.0)
+                float_store(gains, j, saturating(kept, gain_load(gs, k * w + j)))
 
     @ordered
     def combine(m, ws, lo, hi):
@@ -207,8 +189,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
         for row in range(lo, hi):
             s = identity
             for c in range(row * chunks, (row + 1) * chunks):
-                own = kept_load(states, c * width_of_state, 1)
-                kept_store(states, c * width_of_state, 1, s)
+                own = kept_load(states, c * slots, 1)
+                kept_store(states, c * slots, 1, s)
                 s = merge(s, own)
 
     def recurrence(call, slot, lo, hi):
@@ -223,14 +205,14 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
         lanes, width, blocks = meta(m, at.ACROSS), meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
         steps, more = meta(m, at.STEPS), meta(m, at.MORE_ACROSS)
         kd, kx = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2)
-        ky, ko = meta(m, at.AXIS + 3), meta(m, at.AXIS + 4)
+        ko = meta(m, at.AXIS + 4)
         jd, jx = meta(m, at.ACROSS + 1), meta(m, at.ACROSS + 2)
-        jy, jo = meta(m, at.ACROSS + 3), meta(m, at.ACROSS + 4)
+        jo = meta(m, at.ACROSS + 4)
         split, beside = phase != at.FUSED, meta(m, at.BESIDE) != 0
         ds = scratch()
         xs = ds + 8 * TILE
         states = xs + 8 * TILE
-        gs = states + 8 * pitch * width_of_state
+        gs = states + 8 * pitch * slots
         carry = gs + 8 * TILE
         gains = carry + 8 * MAX_LANES
         checkpoints = ws + meta(m, at.CHECKPOINTS) + slot * meta(m, at.SLOT_BYTES)
@@ -259,7 +241,6 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
             base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, j0, q)
             dy = meta(call, at.DY) + size * (base[0] + k_start * kd)
             x = meta(call, at.X) + size * (base[1] + k_start * kx)
-            y = meta(call, at.Y) + size * (base[2] + k_start * ky)
             o = meta(call, at.OUT) + size * (base[3] + k_start * ko)
             tiles = (length + steps - 1) // steps
             for j in range(w):
@@ -267,53 +248,42 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, from_y: bool)
                 float_store(gains, j, 1.0)
                 if phase == at.APPLY:
                     carry_store(carry, j, float_load(carries, c0 + j * c_step))
-                if recomputes:
-                    state_store(states, j, pitch, identity)
-                    if phase == at.PARTIAL or phase == at.APPLY:
-                        s = kept_load(chunk_states, (c0 + j * c_step) * width_of_state, 1)
-                        state_store(states, j, pitch, s)
-            if recomputes:
-                for tile in range(tiles):
-                    k0 = tile * steps
-                    count = min(steps, length - k0)
-                    if phase != at.FORWARD:
-                        for j in range(w):
-                            spot = tile * w * width_of_state + j
-                            kept_store(checkpoints, spot, w, state_load(states, j, pitch))
-                        if tile + 1 == tiles:
-                            break
-                    fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
-                    if phase == at.FORWARD:
-                        run_total(xs, states, count, w)
-                    else:
-                        run_forward(xs, states, count, w)
+                state_store(states, j, pitch, identity)
+                if phase == at.PARTIAL or phase == at.APPLY:
+                    s = kept_load(chunk_states, (c0 + j * c_step) * slots, 1)
+                    state_store(states, j, pitch, s)
+            for tile in range(tiles):
+                k0 = tile * steps
+                count = min(steps, length - k0)
+                if phase != at.FORWARD:
                     for j in range(w):
-                        s = state_load(states, count * w + j, pitch)
-                        state_store(states, j, pitch, s)
+                        spot = tile * w * slots + j
+                        kept_store(checkpoints, spot, w, state_load(states, j, pitch))
+                    if tile + 1 == tiles:
+                        break
+                fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
                 if phase == at.FORWARD:
-                    for j in range(w):
-                        spot = (c0 + j * c_step) * width_of_state
-                        kept_store(chunk_states, spot, 1, state_load(states, j, pitch))
-                    continue
+                    run_total(xs, states, count, w)
+                else:
+                    run_forward(xs, states, count, w)
+                for j in range(w):
+                    s = state_load(states, count * w + j, pitch)
+                    state_store(states, j, pitch, s)
+            if phase == at.FORWARD:
+                for j in range(w):
+                    spot = (c0 + j * c_step) * slots
+                    kept_store(chunk_states, spot, 1, state_load(states, j, pitch))
+                continue
             for back in range(tiles):
                 tile = tiles - 1 - back
                 k0 = tile * steps
                 count = min(steps, length - k0)
                 fill_d(ds, dy + size * k0 * kd, kd, jd, count, w)
-                if uses_x:
-                    fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
-                if recomputes:
-                    for j in range(w):
-                        spot = tile * w * width_of_state + j
-                        state_store(states, j, pitch, kept_load(checkpoints, spot, w))
-                    run_forward(xs, states, count, w)
-                elif stateful:
-                    fill_y(states + 8 * w, y + size * k0 * ky, ky, jy, count, w)
-                    for j in range(w):
-                        if k0 == 0 and j < begins:
-                            state_store(states, j, pitch, identity)
-                        else:
-                            y_store(states, j, load(y, j * jy + (k0 - 1) * ky))
+                fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
+                for j in range(w):
+                    spot = tile * w * slots + j
+                    state_store(states, j, pitch, kept_load(checkpoints, spot, w))
+                run_forward(xs, states, count, w)
                 run_backward(ds, xs, states, gs, carry, count, w)
                 if chosen and k0 == 0:
                     # The first element always wins: what it did not take, it takes now.

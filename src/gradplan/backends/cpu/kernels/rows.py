@@ -10,7 +10,9 @@ many threads there are:
 - COMBINE: chunk states to row states, in order;
 - APPLY: the map alone. (A map without a state runs this.)
 
-Inside a row, blocks of 512 are summed in lanes and the blocks' sums in f64.
+Inside a row, blocks of 512 are summed in lanes and the blocks' sums in f64. Where a problem
+does not fit the caches, results are staged in the nearest one and leave it by whole lines, past
+the others.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ from . import layout as at
 from .device import inlined
 from .formulas import is_wide, map_formula
 from .lowlevel import (
+    LINE,
+    STAGE_BYTES,
+    fence,
+    make_flush,
     make_load,
     make_scratch,
     make_store,
@@ -34,7 +40,6 @@ from .lowlevel import (
 )
 
 _BLOCK = 512
-MAX_LANES = 512
 
 
 @inlined
@@ -61,21 +66,25 @@ def place(m, innermost, more_at, more, i, q):
     return o1, o2, o3, o4, o5, o6
 
 
+def max_lanes(settled: int) -> int:
+    """How many rows side by side a kernel has room for, on its stack."""
+    return 2048 if settled < 5 else 1024
+
+
 def build(
     kind: Named,
     element: ElementKind,
     ties: TieRule | None,
     columns: bool,
-    strides: str,
-    scalars: bool,
+    unit: bool,
+    reduced: bool,
     outputs: int,
     extreme: bool = False,
 ) -> Any:
     """The kernel of one kind.
 
-    - `strides`: of the inner loop, "unit" (all 1), "broadcast" (dy and y 0, the rest 1), or
-      "any" (read from the meta block);
-    - `scalars`: dy and y are one number a row (reductions in ROWS layout);
+    - `unit`: the strides of the inner loop are all 1; otherwise they are read at run time;
+    - `reduced`: dy and y are one number a row;
     - `outputs`: 2 where both gradients of a binary kind are wanted;
     - `extreme`: parameters that only f64 holds.
     """
@@ -88,26 +97,37 @@ def build(
     map_wide = extreme or is_wide(kind, element, ties, mapped=True)
     map_real = np.float64 if map_wide else np.float32
     map_load, map_store = make_load(element, map_wide), make_store(element, map_wide)
+    stage_store, flush = make_store(element, map_wide, "stage"), make_flush(element)
     map_zero = map_real(0)
+    row_load = make_load(element, True)
     apply, indexed, two = formula.apply, formula.indexed, outputs == 2
     apply2 = formula.apply2 or formula.apply
     reads = formula.uses.split()
     uses_x, uses_y = "x" in reads, "y" in reads
-    unit, broadcast = strides == "unit", strides == "broadcast"
     has_state = formula.step is not None
     first = formula.first or (0.0,)
     first_block = tuple(real(value) for value in first)
     slots = len(first)
+    settled = formula.settled if formula.settle is not None else slots
     state_load, state_store = make_tuple_memory(slots)
-    narrow = make_tuple_cast(slots, map_wide)
+    narrow = make_tuple_cast(settled, map_wide)
+    size = element.size_bytes
+    stage_elements = STAGE_BYTES // size
+    stages = make_scratch((3 * STAGE_BYTES + 4096) // 8)
+
+    @inlined
+    def lead_of(address):
+        return (address & (LINE - 1)) // size
+
+    @inlined
+    def behind(room, address):
+        # A load whose low 12 bits are those of a store shortly before it waits for that store: a
+        # stage that lies a little behind the input, modulo 4096, is never in its way.
+        return room + ((address - 256 - room) & (4095 & -LINE))
 
     @inlined
     def stride(m, entry, operand):
-        if unit:
-            return 1
-        if broadcast:
-            return 0 if operand == at.S_DY or operand == at.S_Y else 1
-        return meta(m, entry + operand)
+        return 1 if unit else meta(m, entry + operand)
 
     if formula.easy is not None:
         easy = formula.easy
@@ -115,7 +135,15 @@ def build(
 
         @inlined
         def easy(r):
-            return False
+            return True
+
+    if formula.settle is not None:
+        settle = formula.settle
+    else:
+
+        @inlined
+        def settle(s, dy, y, p):
+            return s
 
     if has_state:
         step, merge, finish = formula.step, formula.merge, formula.finish
@@ -133,21 +161,23 @@ def build(
         def finish(s, n):
             return s
 
+    # Chunk states lie as [chunk][number][row].
     @inlined
-    def combine(ws, n, chunks, lo, hi):
+    def combine(ws, rows, n, chunks, lo, hi):
+        for c in range(chunks):
+            for row in range(lo, hi):
+                s = first if c == 0 else state_load(ws, row, rows)
+                state_store(ws, row, rows, merge(s, state_load(ws, c * slots * rows + row, rows)))
         for row in range(lo, hi):
-            s = first
-            for c in range(chunks):
-                s = merge(s, state_load(ws, (row * chunks + c) * slots, 1))
-            state_store(ws, row * chunks * slots, 1, finish(s, float(n)))
+            state_store(ws, row, rows, finish(state_load(ws, row, rows), float(n)))
 
     def reader(load, zero):
         @inlined
-        def values(dy, x, y, od, ox, oy, row_dy, row_y):
-            vd = row_dy if scalars else load(dy, od)
+        def values(dy, x, y, od, ox, oy, row_y):
+            vd = zero if reduced else load(dy, od)
             vx = load(x, ox) if uses_x else zero
             vy = row_y
-            if uses_y and not scalars:
+            if uses_y and not reduced:
                 vy = load(y, oy)
             return vd, vx, vy
 
@@ -163,8 +193,7 @@ def build(
         sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
         si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
         index_base = meta(m, at.INDEX_BASE)
-        row_dy = load(dy, base[0]) if scalars else zero
-        row_y = load(y, base[2]) if scalars and uses_y else zero
+        row_y = load(y, base[2]) if reduced and uses_y else zero
         s, t, room = first, first_block, _BLOCK  # a block may span several inner runs
         e = e0
         while e < e1:
@@ -174,7 +203,7 @@ def build(
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
             od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
             for k in range(k0, k1):
-                vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y)
+                vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_y)
                 t = step(t, vd, vx, vy, float(oi + k * si), p)
             e += k1 - k0
             room -= k1 - k0
@@ -183,7 +212,7 @@ def build(
         return merge(s, t)
 
     @inlined
-    def scatter(m, s, dy, x, y, out, out2, base, e0, e1):
+    def scatter(m, s, dy, x, y, out, out2, base, e0, e1, room, streaming):
         # The outputs of elements e0..e1, given the row's state.
         p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
@@ -191,10 +220,10 @@ def build(
         so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
         si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
         index_base = meta(m, at.INDEX_BASE)
-        row_dy = map_load(dy, base[0]) if scalars else map_zero
-        row_y = map_load(y, base[2]) if scalars and uses_y else map_zero
-        r = narrow(s)
-        is_easy = easy(s)
+        row_dy = row_load(dy, base[0]) if reduced else 0.0
+        row_y = row_load(y, base[2]) if reduced and uses_y else 0.0
+        settled = settle(s, row_dy, row_y, meta_float(m, at.PARAM))
+        r, is_easy = narrow(settled), easy(settled)
         e = e0
         while e < e1:
             q = e // inner
@@ -203,116 +232,193 @@ def build(
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
             od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
             oo, oo2 = base[3] + o[3], base[4] + o[4]
-            for k in range(lo, hi):
-                vd, vx, vy = map_values(
-                    dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_dy, row_y
-                )
-                i = float(oi + k * si)
-                dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
-                if two:  # both before the first store, which may be in the place of dy
-                    dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
-                    map_store(out2, oo2 + k * so2, dx2)
-                map_store(out, oo + k * so, dx)
             e += hi - lo
+            while lo < hi:
+                if not (unit and streaming):
+                    for k in range(lo, hi):
+                        vd, vx, vy = map_values(
+                            dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, map_zero
+                        )
+                        i = float(oi + k * si)
+                        dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
+                        if two:  # both before the first store, which may be in the place of dy
+                            dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
+                            map_store(out2, oo2 + k * so2, dx2)
+                        map_store(out, oo + k * so, dx)
+                    break
+                stage = behind(room, x + size * (ox + lo) if uses_x else dy + size * (od + lo))
+                target, target2 = out + size * (oo + lo), out2 + size * (oo2 + lo)
+                lead, lead2 = lead_of(target), lead_of(target2)
+                count = min(hi - lo, stage_elements - (max(lead, lead2) if two else lead))
+                for k in range(lo, lo + count):
+                    vd, vx, vy = map_values(
+                        dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, map_zero
+                    )
+                    i = float(oi + k * si)
+                    if two:
+                        dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
+                        stage_store(stage + STAGE_BYTES + 64, lead2 + k - lo, dx2)
+                    dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
+                    stage_store(stage, lead + k - lo, dx)
+                flush(stage, target, count)
+                if two:
+                    flush(stage + STAGE_BYTES + 64, target2, count)
+                lo += count
 
     def rows(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         dy, x, y = meta(call, at.DY), meta(call, at.X), meta(call, at.Y)
         out, out2 = meta(call, at.OUT), meta(call, at.OUT2)
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
+        count = meta(m, at.ROWS)
         if phase == at.COMBINE:
-            combine(ws, n, chunks, lo, hi)
+            combine(ws, count, n, chunks, lo, hi)
             return
+        streaming = meta(m, at.STREAMING) != 0
         across, more = meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
+        room = stages()
         for u in range(lo, hi):
             row = u // chunks
-            e0 = (u - row * chunks) * chunk
+            c = u - row * chunks
+            e0 = c * chunk
             e1 = min(n, e0 + chunk)
             q = row // across
             base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, row - q * across, q)
             s = first
             if has_state:
                 if phase == at.APPLY:
-                    s = state_load(ws, row * chunks * slots, 1)
+                    s = state_load(ws, row, count)
                 else:
                     s = gather(m, dy, x, y, base, e0, e1)
                 if phase == at.PARTIAL:
-                    state_store(ws, u * slots, 1, s)
+                    state_store(ws, c * slots * count + row, count, s)
                     continue
                 if phase == at.FUSED:
                     s = finish(s, float(n))
-            scatter(m, s, dy, x, y, out, out2, base, e0, e1)
+            scatter(m, s, dy, x, y, out, out2, base, e0, e1, room, streaming)
+        if streaming:
+            fence()
 
     if not columns:
         return rows
 
     # The rows' states so far, the states of the current block of steps, and what the map reads.
-    scratch = make_scratch(3 * MAX_LANES * slots)
+    lanes = max_lanes(settled)
+    scratch = make_scratch(lanes * (2 * slots + settled) + 512)
     block_load, block_store = make_tuple_memory(slots, "tile a", wide)
-    result_load, result_store = make_tuple_memory(slots, "tile b", map_wide)
+    result_load, result_store = make_tuple_memory(settled, "tile b", map_wide)
+    kept_load, kept_store = make_tuple_memory(slots, "tile c")
 
     @inlined
     def gather_lanes(m, dy, x, y, base, e0, e1, w, state, block):
         p = real(meta_float(m, at.PARAM))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        kd, kx, ky = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2), meta(m, at.AXIS + 3)
         jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
+        ki = meta(m, at.AXIS + at.S_INDEX)
         index_base = meta(m, at.INDEX_BASE)
         for j in range(w):
-            state_store(state, j, MAX_LANES, first)
+            kept_store(state, j, lanes, first)
         for b in range(e0, e1, _BLOCK):
             for j in range(w):
-                block_store(block, j, MAX_LANES, first_block)
-            for e in range(b, min(e1, b + _BLOCK)):
+                block_store(block, j, lanes, first_block)
+            e, end = b, min(e1, b + _BLOCK)
+            while e < end:
+                # Four steps at a time, where the innermost axis has them: a state is then
+                # loaded and stored once for four.
                 q = e // inner
-                o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
+                k = e - q * inner
+                o = place(m, at.AXIS, at.MORE_AXIS_AT, more, k, q)
                 od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
-                i = float(index_base + o[5])
-                for j in range(w):
-                    vd, vx, vy = values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, zero, zero)
-                    s = block_load(block, j, MAX_LANES)
-                    block_store(block, j, MAX_LANES, step(s, vd, vx, vy, i, p))
+                i = index_base + o[5]
+                if k + 4 <= inner and e + 4 <= end:
+                    e += 4
+                    for j in range(w):
+                        s = block_load(block, j, lanes)
+                        d, a, c = od + j * jd, ox + j * jx, oy + j * jy
+                        row_y = load(y, c) if reduced and uses_y else zero
+                        vd, vx, vy = values(dy, x, y, d, a, c, row_y)
+                        s = step(s, vd, vx, vy, float(i), p)
+                        vd, vx, vy = values(dy, x, y, d + kd, a + kx, c + ky, row_y)
+                        s = step(s, vd, vx, vy, float(i + ki), p)
+                        vd, vx, vy = values(dy, x, y, d + 2 * kd, a + 2 * kx, c + 2 * ky, row_y)
+                        s = step(s, vd, vx, vy, float(i + 2 * ki), p)
+                        vd, vx, vy = values(dy, x, y, d + 3 * kd, a + 3 * kx, c + 3 * ky, row_y)
+                        s = step(s, vd, vx, vy, float(i + 3 * ki), p)
+                        block_store(block, j, lanes, s)
+                else:
+                    e += 1
+                    for j in range(w):
+                        s = block_load(block, j, lanes)
+                        d, a, c = od + j * jd, ox + j * jx, oy + j * jy
+                        row_y = load(y, c) if reduced and uses_y else zero
+                        vd, vx, vy = values(dy, x, y, d, a, c, row_y)
+                        block_store(block, j, lanes, step(s, vd, vx, vy, float(i), p))
             for j in range(w):
-                s = merge(state_load(state, j, MAX_LANES), block_load(block, j, MAX_LANES))
-                state_store(state, j, MAX_LANES, s)
+                s = merge(kept_load(state, j, lanes), block_load(block, j, lanes))
+                kept_store(state, j, lanes, s)
 
     @inlined
-    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result):
+    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result, room, streaming):
         p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
         jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
         jo = stride(m, at.ACROSS, 4)
         index_base = meta(m, at.INDEX_BASE)
+        whole = meta_float(m, at.PARAM)
         is_easy = True  # for all lanes, or for none
         for j in range(w):
-            s = state_load(state, j, MAX_LANES)
-            is_easy &= easy(s)
-            result_store(result, j, MAX_LANES, narrow(s))
+            row_dy = row_load(dy, base[0] + j * jd) if reduced else 0.0
+            row_y = row_load(y, base[2] + j * jy) if reduced and uses_y else 0.0
+            settled = settle(kept_load(state, j, lanes), row_dy, row_y, whole)
+            is_easy &= easy(settled)
+            result_store(result, j, lanes, narrow(settled))
         for e in range(e0, e1):
             q = e // inner
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
             od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
             i = float(index_base + o[5])
             oo = base[3] + o[3]
-            for j in range(w):
-                vd, vx, vy = map_values(
-                    dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero, map_zero
-                )
-                r = result_load(result, j, MAX_LANES)
-                s = state_load(state, j, MAX_LANES)
-                map_store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy, s))
+            lo = 0
+            while lo < w:
+                if not (unit and streaming):
+                    for j in range(w):
+                        vd, vx, vy = map_values(
+                            dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero
+                        )
+                        r = result_load(result, j, lanes)
+                        s = kept_load(state, j, lanes)
+                        map_store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy, s))
+                    break
+                stage = behind(room, x + size * (ox + lo) if uses_x else dy + size * (od + lo))
+                target = out + size * (oo + lo)
+                lead = lead_of(target)
+                count = min(w - lo, stage_elements - lead)
+                for j in range(lo, lo + count):
+                    vd, vx, vy = map_values(
+                        dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero
+                    )
+                    r = result_load(result, j, lanes)
+                    s = kept_load(state, j, lanes)
+                    dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
+                    stage_store(stage, lead + j - lo, dx)
+                flush(stage, target, count)
+                lo += count
 
     def side_by_side(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         dy, x, y, out = meta(call, at.DY), meta(call, at.X), meta(call, at.Y), meta(call, at.OUT)
         n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
+        rows = meta(m, at.ROWS)
         if phase == at.COMBINE:
-            combine(ws, n, chunks, lo, hi)
+            combine(ws, rows, n, chunks, lo, hi)
             return
+        streaming = meta(m, at.STREAMING) != 0
         across, more = meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
         width, blocks = meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
+        room = stages()
         state = scratch()
-        block = state + 8 * MAX_LANES * slots
-        result = block + 8 * MAX_LANES * slots
+        block = state + 8 * lanes * slots
         for u in range(lo, hi):
             group = u // chunks
             c = u - group * chunks
@@ -324,19 +430,23 @@ def build(
             row0 = q * across + j0
             base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, j0, q)
             if phase == at.APPLY:
-                for j in range(w):
-                    s = state_load(ws, (row0 + j) * chunks * slots, 1)
-                    state_store(state, j, MAX_LANES, s)
+                if has_state:
+                    for j in range(w):
+                        kept_store(state, j, lanes, state_load(ws, row0 + j, rows))
             else:
                 gather_lanes(m, dy, x, y, base, e0, e1, w, state, block)
                 if phase == at.PARTIAL:
                     for j in range(w):
-                        s = state_load(state, j, MAX_LANES)
-                        state_store(ws, ((row0 + j) * chunks + c) * slots, 1, s)
+                        spot = c * slots * rows + row0 + j
+                        state_store(ws, spot, rows, kept_load(state, j, lanes))
                     continue
                 for j in range(w):
-                    s = finish(state_load(state, j, MAX_LANES), float(n))
-                    state_store(state, j, MAX_LANES, s)
-            scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result)
+                    s = finish(kept_load(state, j, lanes), float(n))
+                    kept_store(state, j, lanes, s)
+            near = x + size * base[1] if uses_x else dy + size * base[0]
+            result = behind(block + 8 * lanes * slots, near)
+            scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result, room, streaming)
+        if streaming:
+            fence()
 
     return side_by_side

@@ -15,22 +15,30 @@ from ....kinds import ElementKind, IndexKind
 from . import layout as at
 from .device import inlined
 from .lowlevel import (
+    LINE,
+    STAGE_BYTES,
+    fence,
     int32_load,
     int_load,
     int_store,
+    make_copy,
+    make_flush,
     make_load,
     make_read_back,
     make_scratch,
     make_store,
     make_tile,
     meta,
+    prefetch,
 )
 from .rows import place
 
-SLICE = 128
+MAX_SLICE = 512
 BLOCK = 64
 DIGIT_BITS = 11
 _DIGITS = 1 << DIGIT_BITS
+# Rows that are called for before they are added.
+_AHEAD = 6
 
 acc_load, acc_store = make_tile("a")
 
@@ -41,7 +49,12 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
     old = make_read_back(element)
     wide_index = index is IndexKind.I64
     counters = make_scratch(_DIGITS)
-    sums = make_scratch(SLICE)
+    sums = make_scratch(MAX_SLICE)
+    size = element.size_bytes
+    copy, copy_to_stage = make_copy(element, "in", "out"), make_copy(element, "in", "stage")
+    stage_store = make_store(element, True, "stage")
+    flush = make_flush(element)
+    stages = make_scratch((STAGE_BYTES + LINE) // 8)
 
     @inlined
     def place_of(m, i):
@@ -106,12 +119,14 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         tn, tc = meta(m, at.AXIS + at.S_OUT), 1 if unit else meta(m, at.ACROSS + at.S_OUT)
         starts = ws + meta(m, at.STARTS_AT)
         count, words = int_load(ws, 0), int_load(ws, 1)
-        mask = (1 << shift) - 1
-        acc = sums()
+        mask, last = (1 << shift) - 1, int_load(starts, count)
+        slice_width = meta(m, at.LANE_WIDTH)
+        streaming = unit and meta(m, at.STREAMING) != 0
+        acc, stage = sums(), stages()
         for u in range(lo, hi):
             block = u // slices
-            c0 = (u - block * slices) * SLICE
-            width = min(SLICE, columns - c0)
+            c0 = (u - block * slices) * slice_width
+            width = min(slice_width, columns - c0)
             # Targets are the named rows where we add, and all rows where we overwrite.
             first, limit = block * BLOCK, min(block * BLOCK + BLOCK, count if accumulate else rows)
             segment = first
@@ -123,6 +138,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                         segment = middle + 1
                     else:
                         above = middle
+            called = int_load(starts, min(segment, count))
             for target in range(first, limit):
                 row, begin, end = target, 0, 0
                 if segment < count:
@@ -134,15 +150,36 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                         segment += 1
                     else:
                         end = begin
+                # Rows come in no order that the hardware could foresee: call for them in advance.
+                while unit and called < min(end + _AHEAD, last):
+                    called_at = place_of(m, int_load(words, called) & mask)[0] + c0
+                    begin_of = dout + size * called_at
+                    for line in range(begin_of, begin_of + size * width, LINE):
+                        prefetch(line)
+                    called += 1
                 here = row * tn + c0 * tc
                 if not accumulate and end <= begin + 1:  # most rows: nothing to add up
+                    source = 0
+                    if end > begin:
+                        source = place_of(m, int_load(words, begin) & mask)[0] + c0 * dc
+                    if not streaming:
+                        if end == begin:
+                            for c in range(width):
+                                store(table, here + c * tc, 0.0)
+                        else:
+                            for c in range(width):
+                                place_in = dout + size * (source + c * dc)
+                                copy(table + size * (here + c * tc), place_in)
+                        continue
+                    address = table + size * here
+                    lead = (address & (LINE - 1)) // size
                     if end == begin:
                         for c in range(width):
-                            store(table, here + c * tc, 0.0)
+                            stage_store(stage, lead + c, 0.0)
                     else:
-                        source = place_of(m, int_load(words, begin) & mask)[0] + c0 * dc
                         for c in range(width):
-                            store(table, here + c * tc, load(dout, source + c * dc))
+                            copy_to_stage(stage + size * (lead + c), dout + size * (source + c))
+                    flush(stage, address, width)
                     continue
                 for c in range(width):
                     acc_store(acc, c, 0.0)
@@ -156,7 +193,16 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                 if accumulate:
                     for c in range(width):
                         acc_store(acc, c, acc_load(acc, c) + old(table, here + c * tc))
-                for c in range(width):
-                    store(table, here + c * tc, acc_load(acc, c))
+                if streaming:
+                    address = table + size * here
+                    lead = (address & (LINE - 1)) // size
+                    for c in range(width):
+                        stage_store(stage, lead + c, acc_load(acc, c))
+                    flush(stage, address, width)
+                else:
+                    for c in range(width):
+                        store(table, here + c * tc, acc_load(acc, c))
+        if streaming:
+            fence()
 
     return segments
