@@ -15,6 +15,8 @@ try:
     CUDA = torch.cuda.is_available()
 except ImportError:
     CUDA = False
+# Else JAX takes three quarters of a GPU's memory in every test process.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if not CUDA:
     # Triton reads it once, when it is imported: its kernels then run in the interpreter.
     os.environ["TRITON_INTERPRET"] = "1"
