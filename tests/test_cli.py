@@ -73,7 +73,7 @@ def wrong(monkeypatch, damage):
     """Let every plan run and then damage what it wrote."""
     run = cases.Problem.run
 
-    def broken(problem, device="cpu"):
+    def broken(problem, device="cpu", preference=None):
         run(problem, device)
         damage(problem)
 

@@ -637,8 +637,9 @@ def restore_type(like: Any, result: Any) -> Any:
     if library == "jax":
         jax: Any = sys.modules["jax"]
         if not isinstance(result, np.ndarray):
-            # The inputs' memory is lent for the call alone: the work on it must be done.
-            sys.modules["torch"].cuda.current_stream(result.device).synchronize()
+            if result.is_cuda:
+                # The inputs' memory is lent for the call alone: the work on it must be done.
+                sys.modules["torch"].cuda.current_stream(result.device).synchronize()
             return jax.numpy.from_dlpack(result)
         restored = jax.numpy.asarray(result)
         # Left uncommitted on the default device, as JAX's own results are, unless it differs.
