@@ -13,6 +13,7 @@ import pytest
 from covering import SPECS
 from gradplan import cases
 from gradplan.backends.gpu import aot, programs
+from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
 
@@ -52,6 +53,29 @@ def test_the_subset_meets_every_kernel_kind_element_and_variant():
             assert f"{name}, {layout}" in met
     assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
+
+
+@pytest.mark.parametrize("arch", aot.ARCHITECTURES)
+def test_no_variant_asks_for_more_threads_than_a_program_has(arch):
+    """1024 threads: the compiler takes more, the driver does not."""
+    warps = {(one.step.kernel, one.step.warps) for one in aot.variants(arch)}
+    assert {count for _, count in warps} <= {1, 2, 4, 8, 16, 32}
+
+
+def test_explain_counts_what_is_read():
+    """Streamed rows are read twice; a cummax of y that goes to the first never reads x."""
+
+    def reads(kind, shape, **options):
+        spec = next(spec for spec in SPECS if spec.kind == kind)
+        desc = cases.describe(spec, ElementKind.F64, shape, (1,), **options)
+        strides = {op.name: c_strides(op.shape) for op in desc.operands}
+        program = programs.prepare(desc, strides, "sm_90", 0)
+        return program.variant, program.reads
+
+    assert reads("softmax", (1024, 100_000)) == ("streamed", {"dy": 2, "x": 2, "y": 2})
+    assert reads("cummax", (1024, 256), ties="first")[1]["x"] == 0
+    assert reads("cummax", (1024, 256), ties="last")[1]["x"] == 1
+    assert reads("prod", (64, 256))[1]["y"] == 0
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "interpreter"])

@@ -34,6 +34,7 @@ _TYPES = {
     ElementKind.BF16: "bf16",
     ElementKind.F64: "fp64",
 }
+_HALVES = (ElementKind.F16, ElementKind.BF16)
 _STATE_SLOTS = {ReduceKind.PROD: 3}
 
 
@@ -251,7 +252,9 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     outputs = [op.name for op in desc.operands if op.output and op.name in strides]
     if 0 in shape or not outputs:
         return _EMPTY
+    unread: dict[str, int] = {}
     if desc.op == ReduceKind.PROD:  # the product is taken anew, in f64
+        unread = {"y": 0}
         strides = {name: steps for name, steps in strides.items() if name != "y"}
     sources = ("dy", "x", "y", *outputs)
     steps: list[Sequence[int]] = [strides.get(name, (0,) * rank) for name in sources]
@@ -332,7 +335,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             steps=(step,),
             runner=None,
             workspace_bytes=0,
-            reads={},
+            reads=unread,
             layout=layout,
             variant="resident",
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
@@ -373,7 +376,9 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                     ("K", max(1, table.join // r)),
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
-                warps=4 if columns else table.streamed_warps * max(2, desc.element.size_bytes) // 2,
+                warps=4
+                if columns
+                else table.streamed_warps * (1 if desc.element in _HALVES else 2),
                 roomy=many > 1 or ties in (TieRule.FIRST, TieRule.LAST),
                 alignment=alignment,
                 aligned=(*aligned, "chunk")
@@ -386,13 +391,13 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         steps=tuple(made),
         runner=None,
         workspace_bytes=workspace,
-        reads=dict.fromkeys(("dy", "x", "y"), 2) if split or columns else {},
+        reads={**dict.fromkeys(("dy", "x", "y"), 2), **unread},
         layout=layout,
         variant="split" if split else "streamed",
         why=(
             f"rows are cut into {chunks} chunks whose states are joined in order"
             if split
-            else "a row is longer than a program's registers: the second read finds it in the cache"
+            else "a row is longer than a program's registers: read twice, in part from the cache"
         ),
     )
 
@@ -607,7 +612,11 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
             steps=tuple(steps),
             runner=None,
             workspace_bytes=workspace,
-            reads={"dy": again, "x": again + (recomputes and workspace > 0), "y": again},
+            reads={
+                "dy": again,
+                "x": (again + (recomputes and workspace > 0)) if "x" in used else 0,
+                "y": again,
+            },
             layout=layout,
             variant=variant + source,
             why=why,
