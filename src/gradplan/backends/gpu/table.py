@@ -29,13 +29,19 @@ class Table:
     """Rows of bfloat16 from here on count half."""
     column_bytes: int
     """Neighbouring rows that stay in registers are taken together up to this many bytes."""
-    streamed_tile: int
-    """A step of a row that is read twice."""
-    streamed_warps: int
-    streamed_columns: int
-    """Neighbouring rows that are read twice are taken so many together ..."""
-    streamed_column_tile: int
-    """... in tiles of this."""
+    joined_bytes: int
+    """What a program keeps of a row that is cut into parts: bytes of all operands together."""
+    joined_column_bytes: int
+    """Neighbouring rows that are cut are taken together up to this many bytes."""
+    joined_registers: int
+    """The most registers a thread of theirs; 0 leaves it to the compiler."""
+    cluster: int
+    """The most programs of a cluster, 0 where the architecture has none."""
+    group: int
+    """The most programs that wait for each other; never more than the multiprocessors, each of
+    which holds two or more."""
+    waits: bool
+    """Whether programs can wait for each other at all."""
     scan_tile: int
     """Short rows of a scan are put together up to this."""
     scan_resident: int
@@ -94,10 +100,12 @@ _SM_90 = Table(
     resident_words=32768,
     packed=16384,
     column_bytes=128,
-    streamed_tile=8192,
-    streamed_warps=16,
-    streamed_columns=64,
-    streamed_column_tile=2048,
+    joined_bytes=32768,
+    joined_column_bytes=128,
+    joined_registers=0,
+    cluster=8,
+    group=128,
+    waits=True,
     scan_tile=1024,
     scan_resident=4096,
     scan_step=1024,
@@ -134,10 +142,12 @@ _INTERPRETER = Table(
     resident_words=128,
     packed=1 << 30,
     column_bytes=16,
-    streamed_tile=32,
-    streamed_warps=4,
-    streamed_columns=4,
-    streamed_column_tile=32,
+    joined_bytes=1024,
+    joined_column_bytes=16,
+    joined_registers=0,
+    cluster=0,
+    group=4,
+    waits=False,
     scan_tile=64,
     scan_resident=64,
     scan_step=32,
@@ -163,9 +173,15 @@ _INTERPRETER = Table(
 )
 
 
-_SM_80 = replace(_SM_90, roomy=True)
+_SM_80 = replace(_SM_90, roomy=True, cluster=0)
+_PROCESSORS = 132  # of the H200
 
 
-def table_of(arch: str) -> Table:
-    """The thresholds of an architecture."""
-    return {"interpreter": _INTERPRETER, "sm_80": _SM_80}.get(arch, _SM_90)
+def table_of(arch: str, processors: int | None = None) -> Table:
+    """The thresholds of an architecture, on a device with so many multiprocessors."""
+    table = {"interpreter": _INTERPRETER, "sm_80": _SM_80}.get(arch, _SM_90)
+    if processors is None or processors == _PROCESSORS:
+        return table
+    return replace(
+        table, fill=2 * processors, group=min(table.group, 1 << (processors.bit_length() - 1))
+    )

@@ -20,6 +20,16 @@ import triton.language as tl
 
 
 @triton.jit
+def tile_rows(tile, extents, R: tl.constexpr):
+    """The number of a tile above the innermost row dimension, and its rows within that."""
+    if len(extents) == 1:
+        return 0, tile.to(tl.int64) * R + tl.arange(0, R)
+    else:
+        tiles = tl.cdiv(extents[0], R).to(tl.int32)
+        return (tile // tiles).to(tl.int64), (tile % tiles).to(tl.int64) * R + tl.arange(0, R)
+
+
+@triton.jit
 def outer_offset(outer, extents, strides):
     """Where the rows of a tile start: all row dimensions above the innermost."""
     offset = outer * 0
@@ -69,42 +79,24 @@ def fetch(pointer, MODE: tl.constexpr, at, steps, other, WIDE: tl.constexpr, FUL
 
     FULL says that every tile is full: nothing is masked.
     """
-    return fetch_keeping(pointer, MODE, at, steps, other, WIDE, FULL, "")
+    return widened(fetch_raw(pointer, MODE, at, steps, other, FULL), MODE, WIDE)
 
 
 @triton.jit
-def fetch_keeping(
-    pointer,
-    MODE: tl.constexpr,
-    at,
-    steps,
-    other,
-    WIDE: tl.constexpr,
-    FULL: tl.constexpr,
-    KEEP: tl.constexpr,
-):
-    """`fetch`, with a policy for the cache."""
-    return widened(fetch_raw(pointer, MODE, at, steps, other, FULL, KEEP), MODE, WIDE)
-
-
-@triton.jit
-def fetch_raw(
-    pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr, KEEP: tl.constexpr
-):
+def fetch_raw(pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr):
     """An operand's part of the tile as it is stored."""
     if MODE == "n":
         return 0.0
     else:
         source = place(pointer, MODE, at, steps)
         if FULL:
-            return tl.load(source, eviction_policy=KEEP)
+            return tl.load(source)
         elif MODE == "r":
             return tl.load(source, mask=at[3][:, None], other=other)
         elif MODE == "a":
             return tl.load(source, mask=at[4][None, :], other=other)
         else:
-            mask = at[3][:, None] & at[4][None, :]
-            return tl.load(source, mask=mask, other=other, eviction_policy=KEEP)
+            return tl.load(source, mask=at[3][:, None] & at[4][None, :], other=other)
 
 
 @triton.jit
