@@ -1,8 +1,8 @@
-"""The command line: `gradplan verify`, `gradplan bench` and `gradplan list`.
+"""The command line: `gradplan verify`, `gradplan bench`, `gradplan tune` and `gradplan list`.
 
 Tables and progress bars go to the terminal through rich; `--json` writes plain JSON to stdout for
-programs (`bench` takes a file). Exit codes: 0 all is well, 1 a guarantee was missed or a row of
-the benchmark failed, 2 the request cannot be met.
+programs (`bench` and `tune` take a file). Exit codes: 0 all is well, 1 a guarantee was missed or a
+row of the benchmark failed, 2 the request cannot be met.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.text import Text
 
 from . import __version__
 from .bench import command as bench
+from .bench import tune
 from .errors import GradPlanError
 from .registry import ELEMENTS, KINDS, MAX_RANK, KindSpec
 from .verify import Row, Task, tasks, verify
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     checker.set_defaults(command=_verify)
 
     bench.add_parser(commands)
+    tune.add_parser(commands)
 
     lister = commands.add_parser("list", help="show what is supported")
     lister.add_argument("--json", action="store_true", help="write JSON in place of a table")

@@ -6,11 +6,13 @@ measures there. The interpreter's are small, so that small shapes meet every var
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...kinds import ElementKind
 
-__all__ = ["Table", "table_of"]
+__all__ = ["Table", "table_of", "using"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +168,29 @@ _INTERPRETER = Table(
 _SM_80 = replace(_SM_90, roomy=True)
 
 
+_TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80}
+
+
 def table_of(arch: str) -> Table:
     """The thresholds of an architecture."""
-    return {"interpreter": _INTERPRETER, "sm_80": _SM_80}.get(arch, _SM_90)
+    return _TABLES.get(arch, _SM_90)
+
+
+@contextmanager
+def using(arch: str, table: Table) -> Iterator[None]:
+    """Other thresholds for an architecture meanwhile: to measure them, or to test small tiles.
+
+    What is selected and bound within keeps them. Plans are shared, so they are forgotten before
+    and after; no other thread may select any meanwhile.
+    """
+    from ...plans import forget_plans
+
+    before = dict(_TABLES)
+    _TABLES[arch] = table
+    forget_plans()
+    try:
+        yield
+    finally:
+        _TABLES.clear()
+        _TABLES.update(before)
+        forget_plans()
