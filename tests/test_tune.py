@@ -16,7 +16,7 @@ import pytest
 import gradplan as gp
 from conftest import CUDA
 from gradplan import cli
-from gradplan.backends.gpu import launch, programs
+from gradplan.backends.gpu import programs
 from gradplan.backends.gpu.table import Table, table_of, using
 from gradplan.bench import measure, thresholds, tune
 from gradplan.bench.oracle import check
@@ -221,29 +221,23 @@ def test_kernels_are_compiled_in_advance_once_each(asked, monkeypatch):
     """On a GPU, in processes of their own; what does not compile is told where it is measured."""
     built = []
 
-    class Done:
-        def add_done_callback(self, call):
-            call(self)
+    def build_all(todo, jobs):
+        assert jobs == 3
+        for variant, capability in todo:
+            built.append((variant.key, capability))
+            yield variant
 
-    class Pool:
-        def __init__(self, jobs, mp_context):
-            assert jobs == 3
-
-        def submit(self, function, step, capability):
-            built.append((launch._variant(step, 16), capability))
-            return Done()
-
-        def shutdown(self, wait, cancel_futures):
-            assert cancel_futures
-
-    monkeypatch.setattr(tune, "wait", lambda pending, timeout: None)
-    monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(tune.aot, "build_all", build_all)
     options = SimpleNamespace(jobs=3, time=1.0, repeats=1, stop_after=None, device="cuda")
     tuning = tune._Tuning(options, None)
     tuning.arch = "sm_90"
     tuning._compile(list(thresholds.questions(NOW)))
     assert len(built) == len(set(built)) == 2
     assert {capability for _, capability in built} == {90}
+    options.stop_after = 0.0
+    built.clear()
+    tuning._compile(list(thresholds.questions(NOW)))
+    assert len(built) == 1
 
 
 def test_the_list_needs_no_gpu(capsys, monkeypatch):

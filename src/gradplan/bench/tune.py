@@ -7,12 +7,10 @@ Each value that a field could have is checked and timed on the problems that the
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .. import __version__
-from ..backends.gpu import launch
+from ..backends.gpu import aot
+from ..backends.gpu.aot import Variant
 from ..backends.gpu.launch import Step
 from ..backends.gpu.table import table_of
 from ..errors import InvalidProblem
@@ -244,24 +243,23 @@ class _Tuning:
 
     def _compile(self, asked: Sequence[Question]) -> None:
         """Fill Triton's cache with every kernel, in many processes: there it takes longest."""
-        todo: dict[Any, Step] = {}
+        todo: dict[Any, Variant] = {}
         for question in asked:
             for probe in question.probes:
                 for table in question.tables.values():
                     for step in steps_of(probe, self.arch, table):
-                        todo.setdefault(launch._variant(step, _POINTER_BYTES), step)
+                        variant = Variant(step, _POINTER_BYTES, probe.element, str(probe))
+                        todo.setdefault(variant.key, variant)
         capability = int(self.arch.removeprefix("sm_"))
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(self.options.jobs, mp_context=context)
         with self._progress() as progress:
             bar = progress.add_task("compiling", total=len(todo))
-            pending = {pool.submit(_compile, step, capability) for step in todo.values()}
-            for future in pending:
-                future.add_done_callback(lambda _: progress.advance(bar))
-            left = self._left_s()
-            wait(pending, None if left == float("inf") else max(0.0, left))
+            pairs = [(variant, capability) for variant in todo.values()]
             # What fails here, fails again where it is measured, and is told there.
-            pool.shutdown(wait=False, cancel_futures=True)
+            with closing(aot.build_all(pairs, self.options.jobs)) as building:
+                for _ in building:
+                    progress.advance(bar)
+                    if self._left_s() <= 0:
+                        break
 
     def _answers(self, asked: Sequence[Question]) -> Iterator[Answer]:
         total = sum(len(question.probes) * len(question.tables) for question in asked)
@@ -365,8 +363,3 @@ def _cell(row: dict[str, Any] | None) -> str:
     if row.get("error"):
         return "[red]failed[/]"
     return "=" if row["same"] else f"{1e3 * row['ms']:.1f} {row['share']:>4.0%}"
-
-
-def _compile(step: Step, capability: int) -> None:
-    with suppress(Exception):
-        launch.compiled(step, _POINTER_BYTES, capability)
