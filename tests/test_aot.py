@@ -41,8 +41,13 @@ def test_a_covering_subset_compiles_without_stack(arch):
     assert f"sm_{arch}" in done.stdout
 
 
-def test_the_subset_meets_every_kernel_kind_element_and_variant():
-    whole, some = list(aot.variants(90)), aot.quick(90)
+@pytest.fixture(scope="module")
+def whole():
+    return list(aot.variants(90))
+
+
+def test_the_subset_meets_every_kernel_kind_element_and_variant(whole):
+    some = aot.quick(90)
     assert {one.step.kernel for one in some} == {one.step.kernel for one in whole}
     assert {one.element for one in some} == set(ELEMENTS)
     named = {dict(one.step.constants).get("KIND") for one in some}
@@ -53,6 +58,15 @@ def test_the_subset_meets_every_kernel_kind_element_and_variant():
             assert f"{name}, {layout}" in met
     assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
+
+
+def test_the_subsets_share_all_kinds_in_all_phases(whole):
+    def pairs(some):
+        steps = [(one.step.kernel, dict(one.step.constants)) for one in some]
+        return {(kernel, fixed.get("KIND"), fixed.get("PHASE")) for kernel, fixed in steps}
+
+    subsets = [pairs(aot.quick(arch)) for arch in aot.ARCHITECTURES]
+    assert set.union(*subsets) == pairs(whole)
 
 
 @pytest.mark.parametrize("arch", aot.ARCHITECTURES)

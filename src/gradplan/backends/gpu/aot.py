@@ -193,28 +193,38 @@ def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
                 yield made
 
 
+def _brings(one: Variant) -> tuple[set[Any], tuple[Any, ...]]:
+    """What a variant shows on every architecture, and what on one of them."""
+    kernel, constants = one.step.kernel, dict(one.step.constants)
+    each: set[Any] = {(kernel, one.element)}
+    for name, value in constants.items():
+        if name in ("DY", "X", "Y", "OUT", "OUT2"):
+            each.add((name, value))
+        elif not isinstance(value, int) or isinstance(value, bool):
+            each.add((kernel, name, value))
+    for name, argument in one.step.arguments:
+        if name in ("n", "count") and isinstance(argument, launch.Int):
+            each.add((kernel, name, argument.type))
+    return each, (kernel, constants.get("KIND"), constants.get("PHASE"))
+
+
 def quick(arch: int) -> list[Variant]:
-    """A covering subset: each kernel with each kind, element, tie rule and phase at least once,
-    and each operand in each mode; in other combinations for each architecture."""
-    chosen: list[Variant] = []
-    met: set[tuple[Any, ...]] = set()
+    """A covering subset: each kernel with each kind, element, tie rule and phase at least once, and
+    each operand in each mode; in other combinations for each architecture, which share the pairs
+    of kind and phase."""
+    found: dict[frozenset[Any], Variant] = {}
+    wants, pairs = set(), set()
     for one in variants(arch, turn=arch):
-        kernel, constants = one.step.kernel, dict(one.step.constants)
-        brings: set[tuple[Any, ...]] = {
-            (kernel, one.element),
-            (kernel, constants.get("KIND"), constants.get("PHASE")),
-        }
-        for name, value in constants.items():
-            if name in ("DY", "X", "Y", "OUT", "OUT2"):
-                brings.add((name, value))
-            elif not isinstance(value, int) or isinstance(value, bool):
-                brings.add((kernel, name, value))
-        for name, argument in one.step.arguments:
-            if name in ("n", "count") and isinstance(argument, launch.Int):
-                brings.add((kernel, name, argument.type))
-        if brings - met:
-            met |= brings
-            chosen.append(one)
+        each, pair = _brings(one)
+        found.setdefault(frozenset({*each, pair}), one)
+        wants |= each
+        pairs.add(pair)
+    wants |= set(sorted(pairs, key=str)[ARCHITECTURES.index(arch) :: len(ARCHITECTURES)])
+    chosen = []
+    while wants:
+        brings = max(found, key=lambda some: len(some & wants))
+        wants -= brings
+        chosen.append(found[brings])
     return chosen
 
 
