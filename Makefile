@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO_BIN := $(DEMO_VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 WORKERS ?= 2
-GPU_WORKERS ?= 8
+GPU_WORKERS ?= 12
 ARCH ?= sm_90
 
 .DEFAULT_GOAL := help

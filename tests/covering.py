@@ -115,28 +115,51 @@ def candidates(spec, element):
 
 
 def covering(spec, element):
-    """Cases that meet every variant, layout, option and data of a kind, each at least once."""
+    """Problems that meet every variant, layout, option and data of a kind, each at least once, and
+    every way through `programs` that the candidates know.
+
+    Of the candidates that come first those are taken that bring most; of equals, what costs the
+    interpreter least.
+    """
     wants = {("variant", *one) for one in wanted(spec, element)}
     wants |= {("layout", layout) for layout in cases.layouts_of(spec)}
     wants |= {("data", data) for data in cases.data_of(spec)}
     wants |= {("option", *option) for option in options(spec, element)}
+    some, never = [], set(wants)
     for case in candidates(spec, element):
         problem = cases.Problem(case)
         program = program_of(problem)
         if sum(step.grid for step in program.steps) > 40:  # seconds in the interpreter
             continue
-        brings = {
-            ("variant", program.variant, "any" if program.variant == "zeros" else program.layout),
-            ("layout", case.layout),
-            ("data", case.data),
-            *(("option", *option) for option in chosen(case)),
-        }
-        if brings & wants:
-            wants -= brings
-            yield problem
-        if not wants:
+        empty = program.variant in ("zeros", "none")  # which show nothing else
+        brings = {("variant", program.variant, "any" if empty else program.layout)}
+        if not empty:
+            brings |= {("layout", case.layout), ("data", case.data)}
+            brings |= {("option", *option) for option in chosen(case)}
+        way = ("way", *signature(program))
+        wants.add(way)
+        brings.add(way)
+        never -= brings
+        some.append((problem, brings, cost(program)))
+        if not never and len(some) >= 200:
             break
-    assert not wants, f"never met: {sorted(wants, key=str)}"
+    assert not never, f"never met: {sorted(never, key=str)}"
+    while wants:
+        problem, brings, _ = max(some, key=lambda one: (len(one[1] & wants), -one[2]))
+        wants -= brings
+        yield problem
+
+
+def cost(program):
+    """The interpreter's time, roughly: so much a program, and more for each step of its rows."""
+    total = 0
+    for step in program.steps:
+        fixed, numbers = dict(step.constants), dict(step.arguments)
+        length = fixed.get("C", fixed.get("M", 1) * fixed.get("V", 1))
+        if fixed.get("PHASE") in ("fused", "whole"):
+            length = numbers["n"].value
+        total += step.grid * (16 + length)
+    return max(total, 1)
 
 
 def chosen(case):
