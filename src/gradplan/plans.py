@@ -467,6 +467,11 @@ def _shared_plan(cls: Any, desc: Any, device: str, preference: PlanPreference) -
     return plan
 
 
+def forget_plans() -> None:
+    """Select every plan anew from now on; those in hand stay as they are."""
+    _plans.clear()
+
+
 class SoftmaxBackwardPlan(Plan):
     """softmax: dx = y · (dy − Σ y·dy); log-softmax: dx = dy − exp(y) · Σ dy."""
 

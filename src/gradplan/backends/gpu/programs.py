@@ -150,9 +150,11 @@ def _integer(value: int) -> Int:
     return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
 
 
-def _warps(elements: int, operands: int, packed: int, table: Table) -> int:
+def _warps(elements: int, operands: int, packed: int, half: bool, table: Table) -> int:
     """So many elements of all operands a thread that enough loads are under way."""
     each = table.thread_words * packed
+    if half and elements * operands < table.resident_words:
+        each *= 2
     if operands > 1 and elements <= table.row_tile:
         each //= 2
     return max(1, min(32, _down(elements * operands // (32 * each))))
@@ -317,8 +319,10 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     least = 1
     if columns:
         least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
-    # Long rows of bfloat16 wait in registers two by two.
-    packed = 2 if desc.element is ElementKind.BF16 and length >= table.packed else 1
+    # Long rows of halves wait in registers two by two.
+    half = desc.element in _HALVES
+    prod_kind = desc.op == ReduceKind.PROD
+    packed = 2 if half and not prod_kind and length >= table.packed else 1
     # Places on an axis of several dimensions are divisions: they take registers too.
     many = 4 if len(along.dims) > 1 else 1
     resident = length * least * words * many <= table.resident_words * packed
@@ -339,7 +343,6 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     alignment, aligned = geometry.alignment(n, modes)
     pointers = _pointers(geometry, sources, modes)
     layout = "columns" if columns else "rows"
-    prod_kind = desc.op == ReduceKind.PROD
     if prod_kind:
         length = max(2, length)
     slots = _STATE_SLOTS.get(desc.op, 1)
@@ -354,6 +357,15 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         states: Pointer | None = None,
         counters: Pointer | None = None,
     ) -> Step:
+        registers = 0
+        if many > 1 or (prod_kind and r > 1) or ties in (TieRule.FIRST, TieRule.LAST):
+            registers = all_registers(warps)
+        elif phase == "whole":
+            # Two programs of the longest rows at a time.
+            if half and full == 1 and warps == 32 and not prod_kind:
+                registers = 32
+        elif columns and desc.element is ElementKind.F32:
+            registers = table.joined_registers
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts,
@@ -377,11 +389,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             ),
             warps=warps,
             cluster=parts if phase == "cluster" else 1,
-            registers=all_registers(warps)
-            if many > 1 or (prod_kind and r > 1) or ties in (TieRule.FIRST, TieRule.LAST)
-            else 0
-            if phase == "whole"
-            else table.joined_registers,
+            registers=registers,
             alignment=alignment,
             aligned=aligned,
         )
@@ -391,7 +399,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         if columns:
             room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
         r = min(_up(beside.extent), _down(room))
-        warps = _warps(r * length * many, full, packed if full > 1 else 1, table)
+        warps = _warps(r * length * many, full, packed if full > 1 else 1, half, table)
         return Program(
             steps=(step("whole", r, length, warps),),
             runner=None,
@@ -402,10 +410,11 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    r = min(_up(beside.extent), table.joined_column_bytes // desc.element.size_bytes)
-    r = max(1, r) if columns else 1
-    room = table.joined_bytes // (desc.element.size_bytes * full * many)
-    c = min(length, max(2, room // r))
+    r = min(_up(beside.extent), table.joined_columns) if columns else 1
+    room = table.joined_bytes // desc.element.size_bytes // many
+    if full == 1 and not (half or columns or prod_kind):
+        room *= 2
+    c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
         c //= 2
@@ -1052,11 +1061,8 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
         return bound
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
-    item = desc.element.size_bytes
-    operands = 1 if desc.category is OpCategory.REDUCTION else 2
-    many = 4 if len(axes) > 1 else 1
-    wide = table.joined_column_bytes // item if rows > 1 else 1
-    step = max(2, table.joined_bytes // (item * operands * many * wide))
+    wide = table.joined_columns if rows > 1 else 1
+    step = table.joined_bytes // (desc.element.size_bytes * wide) // (4 if len(axes) > 1 else 1)
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
-    states = 2 * rows * -(-n // step) + 4 * table.fill * wide
+    states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
     return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

@@ -18,6 +18,10 @@ compiler may rely on:
 import triton
 import triton.language as tl
 
+from ..launch import interpreted
+
+_INTERPRETED = tl.constexpr(interpreted())
+
 
 @triton.jit
 def tile_rows(tile, extents, R: tl.constexpr):
@@ -117,6 +121,11 @@ def widened_again(raw, MODE: tl.constexpr, before):
         if raw.dtype == tl.bfloat16:
             bits = raw.to(tl.int16, bitcast=True).to(tl.int32) << 16
             return bits.to(tl.float32, bitcast=True)
+        elif raw.dtype == tl.float16 and not _INTERPRETED:
+            bits = raw.to(tl.int16, bitcast=True)
+            return tl.inline_asm_elementwise(
+                "cvt.f32.f16 $0, $1;", "=f,h", [bits], dtype=tl.float32, is_pure=True, pack=1
+            )
         else:
             return before
 
