@@ -47,6 +47,7 @@ _TYPES = {
 }
 _HALVES = (ElementKind.F16, ElementKind.BF16)
 _STATE_SLOTS = {ReduceKind.PROD: 4}
+_FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
 
 
 @dataclass(frozen=True)
@@ -360,12 +361,12 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         registers = 0
         if many > 1 or (prod_kind and r > 1) or ties in (TieRule.FIRST, TieRule.LAST):
             registers = all_registers(warps)
-        elif phase == "whole":
-            # Two programs of the longest rows at a time.
-            if half and full == 1 and warps == 32 and not prod_kind:
+        elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
+            if desc.op in _FEW_REGISTERS:  # two programs of the longest rows at a time
                 registers = 32
-        elif columns and desc.element is ElementKind.F32:
-            registers = table.joined_registers
+        elif phase != "whole" and columns and desc.element is ElementKind.F32:
+            if desc.op in (ReduceKind.MAX, ReduceKind.MIN):
+                registers = table.joined_registers
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts,

@@ -153,8 +153,13 @@ def row_tiles(
         at_b = (outer, rows, second, row_mask, second < n)
         raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL)
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL)
+        here = (outer, rows, first, row_mask, row_mask)
+        factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
         b = tl.broadcast_to(widened(raw_b, X, WIDE), (R, H))
+        if X == "r" and not FULL:  # one value a row, beyond its end too
+            a = tl.where((first < n)[None, :], a, 1.0)
+            b = tl.where((second < n)[None, :], b, 1.0)
         if PHASE != "apply":
             s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
             s2 = tl.zeros((R,), tl.float64)
@@ -188,8 +193,6 @@ def row_tiles(
         s0, s1, s2 = join(KIND, TIES, start, total, known, R, R, K)
     if PHASE != "partial":
         if KIND == "prod":
-            here = (outer, rows, first, row_mask, row_mask)
-            factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
             share, scale, fits = product_fits(ELEMENT, s0, s1, s2, factor, row_mask)
             if fits:
                 a = widened_again(raw_a, X, a)
