@@ -359,11 +359,25 @@ def build(
                 kept_store(state, j, lanes, s)
 
     @inlined
-    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result, room, streaming):
+    def map_lanes(m, x, dy, y, od, ox, oy, i, state, result, target, lo, hi, is_easy, staged):
+        # One step of lanes lo..hi, to the stage or to the output at `target`.
         p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
-        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
         jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
         jo = stride(m, at.ACROSS, 4)
+        for j in range(lo, hi):
+            vd, vx, vy = map_values(dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero)
+            r = result_load(result, j, lanes)
+            s = kept_load(state, j, lanes)
+            dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
+            if staged:
+                stage_store(target, j - lo, dx)
+            else:
+                map_store(target, j * jo, dx)
+
+    @inlined
+    def scatter_lanes(m, dy, x, y, out, base, e0, e1, w, state, result, room, streaming):
+        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        jd, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 3)
         index_base = meta(m, at.INDEX_BASE)
         whole = meta_float(m, at.PARAM)
         is_easy = True  # for all lanes, or for none
@@ -379,31 +393,27 @@ def build(
             od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
             i = float(index_base + o[5])
             oo = base[3] + o[3]
+            # A loop for easy lanes and one for others: LLVM does not part long ones by itself.
+            if not (unit and streaming):
+                to = out + size * oo
+                if is_easy:
+                    map_lanes(m, x, dy, y, od, ox, oy, i, state, result, to, 0, w, True, False)
+                else:
+                    map_lanes(m, x, dy, y, od, ox, oy, i, state, result, to, 0, w, False, False)
+                continue
             lo = 0
             while lo < w:
-                if not (unit and streaming):
-                    for j in range(w):
-                        vd, vx, vy = map_values(
-                            dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero
-                        )
-                        r = result_load(result, j, lanes)
-                        s = kept_load(state, j, lanes)
-                        map_store(out, oo + j * jo, apply(r, vd, vx, vy, i, p, p2, is_easy, s))
-                    break
                 stage = behind(room, x + size * (ox + lo) if uses_x else dy + size * (od + lo))
                 target = out + size * (oo + lo)
                 lead = lead_of(target)
-                count = min(w - lo, stage_elements - lead)
-                for j in range(lo, lo + count):
-                    vd, vx, vy = map_values(
-                        dy, x, y, od + j * jd, ox + j * jx, oy + j * jy, map_zero
-                    )
-                    r = result_load(result, j, lanes)
-                    s = kept_load(state, j, lanes)
-                    dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
-                    stage_store(stage, lead + j - lo, dx)
-                flush(stage, target, count)
-                lo += count
+                hi = min(w, lo + stage_elements - lead)
+                to = stage + size * lead
+                if is_easy:
+                    map_lanes(m, x, dy, y, od, ox, oy, i, state, result, to, lo, hi, True, True)
+                else:
+                    map_lanes(m, x, dy, y, od, ox, oy, i, state, result, to, lo, hi, False, True)
+                flush(stage, target, hi - lo)
+                lo = hi
 
     def side_by_side(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
