@@ -278,6 +278,7 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         launches = [_launch(at.FUSED, units, elements)]
     else:
         workspace = row_count * chunks * 8 * _STATE_SLOTS.get(desc.op, 1)
+        meta[at.LAST_UNIT] = units - 1
         launches = [
             _launch(at.PARTIAL, units, elements),
             _launch(at.COMBINE, row_count, row_count * chunks),
@@ -480,6 +481,7 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         return begin
 
     if split:
+        meta[at.LAST_UNIT] = units - 1
         meta[at.PARTIALS] = reserve(16 * row_count * chunks)
         meta[at.CARRIES] = reserve(8 * row_count * chunks)
         if recomputes:

@@ -68,6 +68,13 @@ def place(m, innermost, more_at, more, i, q):
     return o1, o2, o3, o4, o5, o6
 
 
+@inlined
+def unit_of(m, phase, u):
+    """The unit that a launch visits as its u-th."""
+    last = meta(m, at.LAST_UNIT)
+    return last - u if phase == at.APPLY and last > 0 else u
+
+
 def max_lanes(settled: int) -> int:
     """How many rows side by side a kernel has room for, on its stack."""
     return 2048 if settled < 5 else 1024
@@ -320,7 +327,8 @@ def build(
         streaming = meta(m, at.STREAMING) != 0
         across, more = meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
         room = stages()
-        for u in range(lo, hi):
+        for v in range(lo, hi):
+            u = unit_of(m, phase, v)
             row = u // chunks
             c = u - row * chunks
             e0 = c * chunk
@@ -472,7 +480,8 @@ def build(
         room = stages()
         state = scratch()
         block = state + 8 * lanes * slots
-        for u in range(lo, hi):
+        for v in range(lo, hi):
+            u = unit_of(m, phase, v)
             group = u // chunks
             c = u - group * chunks
             e0 = c * chunk
