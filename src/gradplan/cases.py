@@ -41,6 +41,7 @@ from .kinds import (
     SoftmaxKind,
 )
 from .registry import ELEMENTS, KINDS, KindSpec, Need
+from .views import Layout as Lies
 from .views import View
 
 __all__ = [
@@ -533,11 +534,13 @@ class Problem:
             offset = array.ctypes.data - self._memory[home][0].ctypes.data
             views[operand.name] = View(
                 copies[home].data_ptr() + offset,
-                array.shape,
-                tuple(step // array.itemsize for step in array.strides),
-                operand.dtype,
-                plan.device,
-                True,
+                Lies(
+                    array.shape,
+                    tuple(step // array.itemsize for step in array.strides),
+                    operand.dtype,
+                    plan.device,
+                    True,
+                ),
                 copies[home],
             )
         plan._run_views(views)

@@ -37,6 +37,9 @@ class Program(Protocol):
         On a GPU it takes the handle of a stream.
         """
 
+    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
+        """Launch once; `stream` is the handle of a stream, and 0 where there are none."""
+
 
 class Backend(Protocol):
     """What a backend offers to plans."""
