@@ -117,7 +117,12 @@ def _lines(name: str, table: Table) -> Iterator[Question]:
 
 _NO_Y = ("y",)
 _LONG_ROWS = (*_probes("softmax", (1024, 131072)), *_probes("var", (1024, 131072), elements="f32"))
-_FEW_ROWS = (*_probes("softmax", (64, 1 << 20)), *_probes("cumsum", (64, 1 << 20)))
+_FEW_ROWS = (
+    *_probes("softmax", (4, 1 << 17)),
+    *_probes("softmax", (16, 1 << 17), elements="bf16"),
+    *_probes("cumsum", (64, 1 << 20)),
+)
+_CUT_TWICE = _probes("softmax", (16, 1 << 22))  # into more parts than wait for each other
 _COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
 _SCAN_COLUMNS = (*_probes("cumsum", (8192, 8192), 0), *_probes("cumprod", (8192, 8192), 0))
 _SHORT_SCANS = (
@@ -133,7 +138,7 @@ _SMALL = _probes("embedding", (50304, 768, 262144), draw=Draw.ZIPF)
 _SAME = _probes("embedding", (50304, 768, 262144), elements="f32", draw=Draw.SAME)
 
 FIELDS: dict[str, Ask | str] = {
-    "fill": _on(_FEW_ROWS, _probes("softmax", (512, 131072), elements="f32")),
+    "fill": _on(_FEW_ROWS),
     "map_bytes": _on(
         _probes("lerp", (1 << 26,), 0), _probes("norm2", (8192, 8192)), values=_up_to_four_times
     ),
@@ -163,7 +168,11 @@ FIELDS: dict[str, Ask | str] = {
         _probes("prod", (1024, 32768)),
         values=lambda now: sorted({0, 4, 8, now}),
     ),
-    "group": _on(_probes("softmax", (64, 1 << 20), elements="f32")),
+    # No more than there are: programs that wait for some that cannot start would wait for ever.
+    "group": _on(
+        _probes("softmax", (64, 1 << 20), elements="f32"),
+        values=lambda now: [size for size in (now // 4, now // 2, now) if size],
+    ),
     "waits": _on(_LONG_ROWS, _COLUMNS, values=_either),
     "scan_tile": _on(_SHORT_SCANS),
     "scan_resident": _on(_SCANS, _probes("cumprod", (16384, 4096), without=_NO_Y)),
@@ -177,7 +186,11 @@ FIELDS: dict[str, Ask | str] = {
     "scan_column_step": _on(_SCAN_COLUMNS),
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
     "lines": _lines,
-    "thread_words": _on(_probes("softmax", (8192, 8192)), _probes("var", (32768, 1024))),
+    "thread_words": _on(
+        _probes("softmax", (8192, 8192)),
+        _probes("var", (8192, 8192)),
+        _probes("var", (32768, 1024), elements="f32"),
+    ),
     "sort_block": _on(_SMALL),
     "sort_bits": _on(_LARGE, _SMALL, values=lambda now: sorted({4, 6, 8, now})),
     "sum_block": _on(_SMALL),
@@ -187,7 +200,7 @@ FIELDS: dict[str, Ask | str] = {
     "table_columns": _on(_LARGE, _SMALL),
     "table_warps": _on(_LARGE, _SMALL),
     "stretch_columns": _on(_SMALL, _SAME),
-    "join": _on(_probes("cumsum", (64, 1 << 20)), _probes("softmax", (64, 1 << 20))),
+    "join": _on(_probes("cumsum", (64, 1 << 20)), _CUT_TWICE, _probes("softmax", (8192, 8192), 0)),
     "join_lanes": _on(_probes("cumsum", (1 << 20, 64), 0), _probes("cumprod", (1 << 20, 64), 0)),
     "roomy": _on(
         _probes("cumprod", (8192, 8192)), _probes("log_cumsum_exp", (8192, 8192)), values=_either
