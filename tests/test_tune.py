@@ -106,7 +106,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(measure.clocks, "cpu_copy_bandwidth", lambda rounds: 10e9)
     monkeypatch.setattr(measure.clocks, "cpu_samples", made_up)
     some = {
-        "joined_bytes": thresholds._on(SMALL),
+        "resident_words": thresholds._on(SMALL),
         "scan_step": thresholds._on(OTHER),
         "fill": "a reason of some length",
     }
@@ -133,7 +133,7 @@ def test_values_are_checked_timed_and_compared(asked, tmp_path, capsys):
     found = json.loads(path.read_text())
     assert found["copy_bandwidth"] == 10e9
     table = table_of("interpreter")
-    asked_of = zip(found["questions"], ("joined_bytes", "scan_step"), (SMALL, OTHER), strict=True)
+    asked_of = zip(found["questions"], ("resident_words", "scan_step"), (SMALL, OTHER), strict=True)
     for question, name, (probe,) in asked_of:
         assert (question["name"], question["now"]) == (name, str(getattr(table, name)))
         times = {row["value"]: row["ms"] for row in question["rows"]}
@@ -148,8 +148,7 @@ def test_values_are_checked_timed_and_compared(asked, tmp_path, capsys):
         assert len(set(times.values())) > 1
         assert question["loss"] == pytest.approx(times[question["now"]] / min(times.values()) - 1)
     rows, step = found["questions"]
-    # A tile longer than half a row is cut to that: more of it is no better.
-    assert (rows["best"], rows["loss"]) == (rows["now"], 0)
+    assert rows["best"] == str(2 * table.resident_words)  # whole rows: one launch
     assert step["best"] == str(2 * table.scan_step)
     for row in step["rows"]:
         assert row["share"] == pytest.approx(row["floor_bytes"] / 10e9 / (1e-3 * row["ms"]))
@@ -192,7 +191,7 @@ def test_a_wrong_result_of_the_table_itself_is_an_error(asked, monkeypatch, tmp_
 
     monkeypatch.setattr(gp.plans.BoundLaunch, "__call__", broken)
     path = tmp_path / "t.json"
-    assert run("--fields", "joined_bytes", path=path) == 1
+    assert run("--fields", "resident_words", path=path) == 1
     (question,) = json.loads(path.read_text())["questions"]
     assert all(row["error"].startswith("wrong: relative error") for row in question["rows"])
     assert question["best"] is None
@@ -204,9 +203,9 @@ def test_what_two_values_share_is_measured_once(asked, monkeypatch):
     seen = []
     real = measure.measure
     monkeypatch.setattr(measure, "measure", lambda request: seen.append(request) or real(request))
-    now = table_of("interpreter").joined_bytes
-    assert run("--fields", "joined_bytes") == 0
-    assert sorted(request.table.joined_bytes for request in seen) == [now // 2, now]
+    now = table_of("interpreter").resident_words
+    assert run("--fields", "resident_words") == 0
+    assert sorted(request.table.resident_words for request in seen) == [now, 2 * now]
 
 
 @interpreted

@@ -90,33 +90,46 @@ def _on(*groups: Sequence[Probe], values: Callable[[Any], Sequence[Any]] = _half
     return ask
 
 
-def _lines(name: str, table: Table) -> Iterator[Question]:
-    """Tile and elements a thread, for each kind that has a line, for halves and for the others."""
-    for k, (kind, *sizes) in enumerate(table.lines):
-        for half in (True, False):
-            first = 0 if half else 2
-            now = (sizes[first], sizes[first + 1])
-            tables = {}
-            for tile, each in sorted(
-                {(tile, now[1]) for tile in _half_and_double(now[0])}
-                | {(now[0], each) for each in _half_and_double(now[1])}
-            ):
-                if 32 * each <= tile <= 1024 * each or (tile, each) == now:  # 1 to 32 warps
-                    lines: list[Any] = list(table.lines)
-                    lines[k] = (kind, *sizes[:first], tile, each, *sizes[first + 2 :])
-                    tables[f"{tile}/{each}"] = replace(table, lines=tuple(lines))
-            label = f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
-            element = "bf16" if half else "f32"
-            probes = (
-                *_probes(kind or "cummax", (8192, 8192), elements=element),
-                *_probes(kind or "cummax", (64, 1 << 20), elements=element),
-                *_probes(kind or "cummax", (1 << 20, 64), elements=element),
-            )
-            yield Question(label, f"{now[0]}/{now[1]}", tables, probes)
+def _by_kind(
+    other: str, shapes: Sequence[tuple[tuple[int, ...], int]], least: int, most: int
+) -> Ask:
+    """A field with two sizes for each kind, for halves and for the others; `other` stands for the
+    kinds without a line of their own. A first size is so many to so many times the second."""
+
+    def ask(name: str, table: Table) -> Iterator[Question]:
+        now_lines = getattr(table, name)
+        for k, (kind, *sizes) in enumerate(now_lines):
+            for half in (True, False):
+                first = 0 if half else 2
+                now = (sizes[first], sizes[first + 1])
+                tables = {}
+                for one, two in sorted(
+                    {(one, now[1]) for one in _half_and_double(now[0])}
+                    | {(now[0], two) for two in _half_and_double(now[1])}
+                ):
+                    if least * two <= one <= most * two or (one, two) == now:
+                        lines: list[Any] = list(now_lines)
+                        lines[k] = (kind, *sizes[:first], one, two, *sizes[first + 2 :])
+                        tables[f"{one}/{two}"] = replace(
+                            table, **dict[str, Any]({name: tuple(lines)})
+                        )
+                label = f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
+                element = "bf16" if half else "f32"
+                probes = [
+                    probe
+                    for shape, axis in shapes
+                    for probe in _probes(kind or other, shape, axis, element)
+                ]
+                yield Question(label, f"{now[0]}/{now[1]}", tables, tuple(probes))
+
+    return ask
 
 
 _NO_Y = ("y",)
-_LONG_ROWS = (*_probes("softmax", (1024, 131072)), *_probes("var", (1024, 131072), elements="f32"))
+_LONG_ROWS = (
+    *_probes("softmax", (1024, 131072)),
+    *_probes("log_softmax", (1024, 131072), elements="f32"),
+)
 _FEW_ROWS = (
     *_probes("softmax", (4, 1 << 17)),
     *_probes("softmax", (16, 1 << 17), elements="bf16"),
@@ -156,12 +169,11 @@ FIELDS: dict[str, Ask | str] = {
         values=_up_to_four_times,
     ),
     "column_bytes": _on(_probes("softmax", (16, 1 << 22), 0), _probes("cumsum", (64, 1 << 20), 0)),
-    "joined_bytes": _on(_LONG_ROWS, _COLUMNS, _probes("prod", (1024, 32768))),
-    "joined_columns": _on(_COLUMNS),
+    "joined_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
+    "joined_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
+    "joined_width": _on(_COLUMNS),
     "joined_registers": _on(
-        _probes("softmax", (8192, 8192), 0, "f32"),
-        _probes("max", (8192, 8192), 0, "f32"),
-        values=lambda now: sorted({0, 64, 80, now}),
+        _probes("max", (8192, 8192), 0, "f32"), values=lambda now: sorted({0, 64, 80, now})
     ),
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),
@@ -185,7 +197,9 @@ FIELDS: dict[str, Ask | str] = {
     "scan_column_bytes": _on(_SCAN_COLUMNS),
     "scan_column_step": _on(_SCAN_COLUMNS),
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
-    "lines": _lines,
+    "lines": _by_kind(
+        "cummax", [((8192, 8192), 1), ((64, 1 << 20), 1), ((1 << 20, 64), 1)], 32, 1024
+    ),
     "thread_words": _on(
         _probes("softmax", (8192, 8192)),
         _probes("var", (8192, 8192)),

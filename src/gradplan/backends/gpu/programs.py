@@ -47,6 +47,7 @@ _TYPES = {
 }
 _HALVES = (ElementKind.F16, ElementKind.BF16)
 _STATE_SLOTS = {ReduceKind.PROD: 4}
+_TIGHT = ((ElementKind.F32, ReduceKind.MAX), (ElementKind.F32, ReduceKind.MIN))
 _FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
 
 
@@ -227,6 +228,7 @@ class _Geometry:
                 for dim in self.axis.dims:
                     common = gcd(common, dim.strides[k])
                 if len(self.rows.dims) > 1:
+                    names.append(f"row_{name}:1")  # all but the first, which is 1
                     for dim in self.rows.dims[1:]:
                         common = gcd(common, dim.strides[k])
         if not names:
@@ -312,9 +314,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
     size = 2 if desc.element is ElementKind.F64 else 1
     full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
-    words = full * size
-    if desc.op == ReduceKind.PROD:
-        words *= 2
+    # Products keep more beside their rows, and so do rows side by side.
+    words = full * size * (2 if columns or desc.op == ReduceKind.PROD else 1)
     length = _up(n)
     beside_tiles = row_count // beside.extent
     least = 1
@@ -364,9 +365,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
             if desc.op in _FEW_REGISTERS:  # two programs of the longest rows at a time
                 registers = 32
-        elif phase != "whole" and columns and desc.element is ElementKind.F32:
-            if desc.op in (ReduceKind.MAX, ReduceKind.MIN):
-                registers = table.joined_registers
+        elif phase != "whole" and columns and (desc.element, desc.op) in _TIGHT:
+            registers = table.joined_registers
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts,
@@ -411,18 +411,17 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    r = min(_up(beside.extent), table.joined_columns) if columns else 1
-    room = table.joined_bytes // desc.element.size_bytes // many
-    if full == 1 and not (half or columns or prod_kind):
-        room *= 2
-    c = max(2, min(length // 2, room // r))
+    r = min(_up(beside.extent), table.joined_width) if columns else 1
+    room, warps = table.joined_of(desc.op, desc.element, columns)
+    each = room // many // warps
+    c = max(2, min(length // 2, room // many // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
         c //= 2
-    if c * r == room and table.group < -(-n // c) <= 2 * table.group:
+    if c * r * many == room and table.group < -(-n // c) <= 2 * table.group:
         c *= 2
     parts = -(-n // c)
-    warps = max(1, min(32, _down(c * r * desc.element.size_bytes * full * many // 4096)))
+    warps = max(1, min(32, c * r // each))
     states = Pointer(WORKSPACE, "fp64")
     size = 8 * slots * tiles * parts * r
     together = parts <= table.group
@@ -765,7 +764,9 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
                 warps=warps,
                 alignment=alignment,
                 aligned=tuple(
-                    name for name in aligned if name in ("n", "row_dims", "row_x", "axis_x")
+                    name
+                    for name in aligned
+                    if name in ("n", "row_dims", "row_x", "row_x:1", "axis_x")
                 ),
             )
         )
@@ -1062,8 +1063,10 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
         return bound
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
-    wide = table.joined_columns if rows > 1 else 1
-    step = table.joined_bytes // (desc.element.size_bytes * wide) // (4 if len(axes) > 1 else 1)
+    wide = table.joined_width if rows > 1 else 1
+    many = 4 if len(axes) > 1 else 1
+    room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
+    step = room // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
     return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

@@ -15,6 +15,10 @@ from ...kinds import ElementKind
 __all__ = ["Table", "table_of", "using"]
 
 
+Lines = tuple[tuple[str, int, int, int, int], ...]
+"""By kind ("" for the others): two sizes for halves, two for the other types."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Sizes are in elements of a tile, unless they say otherwise."""
@@ -31,11 +35,13 @@ class Table:
     """Rows of halves from here on count half."""
     column_bytes: int
     """Neighbouring rows that stay in registers are taken together up to this many bytes."""
-    joined_bytes: int
-    """What a program keeps of a row that is cut into parts, bytes of each operand; twice that for
-    single operands of f32 and f64 along rows."""
-    joined_columns: int
-    """Neighbouring rows that are cut are taken so many together."""
+    joined_rows: Lines
+    """Rows cut into parts, one program each: the elements of a part and its warps, for halves and
+    for f32; half as many of f64."""
+    joined_columns: Lines
+    """The same where neighbouring rows are cut together ..."""
+    joined_width: int
+    """... so many of them."""
     joined_registers: int
     """The most registers a thread of theirs for max and min of f32; 0: as it comes."""
     cluster: int
@@ -63,9 +69,9 @@ class Table:
     """... and walks the axis by this many steps at a time."""
     scan_column_few: int
     """Steps of a tile where the scan is recomputed."""
-    lines: tuple[tuple[str, int, int, int, int], ...]
-    """Rows of a scan that lie one element after the other: for a kind ("" for the others) the tile
-    and the elements a thread, for halves and for the other types."""
+    lines: Lines
+    """Rows of a scan that lie one element after the other: the tile and the elements a thread, for
+    halves and for the other types."""
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
@@ -88,12 +94,22 @@ class Table:
 
     def lines_of(self, kind: str, element: ElementKind) -> tuple[int, int]:
         """The tile of a scan's rows, and the elements a thread takes of it."""
-        for name, *sizes in self.lines:
-            if name in ("", kind):
-                half = element in (ElementKind.F16, ElementKind.BF16)
-                tile, each = sizes[:2] if half else sizes[2:]
-                return tile, each
-        raise KeyError(kind)
+        return _line_of(self.lines, kind, element)
+
+    def joined_of(self, kind: str, element: ElementKind, columns: bool) -> tuple[int, int]:
+        """The elements of a part of a row or of rows side by side, and its warps."""
+        lines = self.joined_columns if columns else self.joined_rows
+        tile, warps = _line_of(lines, kind, element)
+        return (tile // 2 if element is ElementKind.F64 else tile), warps
+
+
+def _line_of(lines: Lines, kind: str, element: ElementKind) -> tuple[int, int]:
+    for name, *sizes in lines:
+        if name in ("", kind):
+            half = element in (ElementKind.F16, ElementKind.BF16)
+            first, second = sizes[:2] if half else sizes[2:]
+            return first, second
+    raise KeyError(kind)
 
 
 _SM_90 = Table(
@@ -103,8 +119,24 @@ _SM_90 = Table(
     resident_words=32768,
     packed=16384,
     column_bytes=128,
-    joined_bytes=16384,
-    joined_columns=32,
+    joined_rows=(
+        ("softmax", 8192, 4, 8192, 4),
+        ("log_softmax", 8192, 4, 4096, 4),
+        ("prod", 8192, 4, 4096, 4),
+        ("max", 16384, 8, 8192, 4),
+        ("min", 16384, 8, 8192, 4),
+        ("var", 16384, 2, 16384, 4),
+        ("", 16384, 4, 16384, 4),
+    ),
+    joined_columns=(
+        ("softmax", 8192, 4, 4096, 4),
+        ("log_softmax", 8192, 4, 8192, 4),
+        ("prod", 16384, 4, 8192, 4),
+        ("max", 16384, 4, 4096, 4),
+        ("min", 16384, 4, 4096, 4),
+        ("", 16384, 4, 8192, 4),
+    ),
+    joined_width=32,
     joined_registers=64,
     cluster=8,
     group=128,
@@ -145,8 +177,9 @@ _INTERPRETER = Table(
     resident_words=128,
     packed=1 << 30,
     column_bytes=16,
-    joined_bytes=256,
-    joined_columns=4,
+    joined_rows=(("", 128, 4, 64, 4),),
+    joined_columns=(("", 128, 4, 64, 4),),
+    joined_width=4,
     joined_registers=0,
     cluster=0,
     group=4,
