@@ -18,7 +18,15 @@ from ...descriptors import (
 )
 from ...errors import Unsupported
 from ...geometry import Dim, Nest, c_strides, nest
-from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, ScanKind, TieRule
+from ...kinds import (
+    BinaryKind,
+    ElementKind,
+    OpCategory,
+    ReduceKind,
+    ScanKind,
+    SoftmaxKind,
+    TieRule,
+)
 from ...registry import Engine
 from ...views import View
 from .launch import (
@@ -315,7 +323,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     size = 2 if desc.element is ElementKind.F64 else 1
     full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
     # Products keep more beside their rows, and so do rows side by side.
-    words = full * size * (2 if columns or desc.op == ReduceKind.PROD else 1)
+    words = full * size * (4 if columns else 2 if desc.op == ReduceKind.PROD else 1)
     length = _up(n)
     beside_tiles = row_count // beside.extent
     least = 1
@@ -411,7 +419,10 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    r = min(_up(beside.extent), table.joined_width) if columns else 1
+    # The state of log-softmax reads dy alone: side by side, two reads of it are cheaper than waiting.
+    twice = columns and desc.op == SoftmaxKind.LOG_SOFTMAX
+    width = table.split_width if twice else table.joined_width
+    r = min(_up(beside.extent), width) if columns else 1
     room, warps = table.joined_of(desc.op, desc.element, columns)
     each = room // many // warps
     c = max(2, min(length // 2, room // many // r))
@@ -424,7 +435,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     warps = max(1, min(32, c * r // each))
     states = Pointer(WORKSPACE, "fp64")
     size = 8 * slots * tiles * parts * r
-    together = parts <= table.group
+    together = parts <= table.group and not twice
     if together:
         apart = [
             step("partial", r, c, warps, parts, parts, states),
@@ -457,7 +468,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         ]
         size = known.offset + 8 * slots * tiles * r
     pieces = f"rows are cut into {parts} parts"
-    if parts <= table.cluster:
+    if parts <= table.cluster and not twice:
         return Program(
             steps=(step("cluster", r, c, warps, parts, parts, states),),
             runner=None,
@@ -1063,7 +1074,7 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
         return bound
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
-    wide = table.joined_width if rows > 1 else 1
+    wide = max(table.joined_width, table.split_width) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
     room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
     step = room // many // wide

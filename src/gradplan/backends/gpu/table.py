@@ -41,7 +41,9 @@ class Table:
     joined_columns: Lines
     """The same where neighbouring rows are cut together ..."""
     joined_width: int
-    """... so many of them."""
+    """... so many of them ..."""
+    split_width: int
+    """... or so many, in log-softmax, which is read twice."""
     joined_registers: int
     """The most registers a thread of theirs for max and min of f32; 0: as it comes."""
     cluster: int
@@ -130,13 +132,14 @@ _SM_90 = Table(
     ),
     joined_columns=(
         ("softmax", 8192, 4, 4096, 4),
-        ("log_softmax", 8192, 4, 8192, 4),
+        ("log_softmax", 16384, 4, 8192, 4),
         ("prod", 16384, 4, 8192, 4),
         ("max", 16384, 4, 4096, 4),
         ("min", 16384, 4, 4096, 4),
         ("", 16384, 4, 8192, 4),
     ),
     joined_width=32,
+    split_width=64,
     joined_registers=64,
     cluster=8,
     group=128,
@@ -180,6 +183,7 @@ _INTERPRETER = Table(
     joined_rows=(("", 128, 4, 64, 4),),
     joined_columns=(("", 128, 4, 64, 4),),
     joined_width=4,
+    split_width=8,
     joined_registers=0,
     cluster=0,
     group=4,
