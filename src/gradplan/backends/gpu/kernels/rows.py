@@ -155,6 +155,9 @@ def row_tiles(
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
         b = tl.broadcast_to(widened(raw_b, X, WIDE), (R, H))
+        if X == "r" and not FULL:  # read whatever the place: beyond the axis it is no factor
+            a = tl.where((first < n)[None, :], a, 1.0)
+            b = tl.where((second < n)[None, :], b, 1.0)
         if PHASE != "apply":
             s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
             s2 = tl.zeros((R,), tl.float64)
