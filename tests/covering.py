@@ -60,7 +60,11 @@ SHAPES = [
     ((7, 3), (0,)),
     ((12, 3), (0,)),
 ]
+# Rows and columns of more parts than wait for each other, for f64, f32 and halves.
+CUT_OFTEN = [((n,), (0,)) for n in (300, 560, 1100)]
+CUT_OFTEN += [((n, 3), (0,)) for n in (70, 140, 270)]
 MANY_AXES = [((3, 5, 9), (0, 2)), ((3, 5, 9), (1, 2)), ((4, 6, 5), (0, 1, 2))]
+MANY_AXES_CUT_OFTEN = [((5, 2, n), (0, 2)) for n in (14, 28, 54)]
 TABLES = [  # (indices, dim, rows)
     ((70, 70, 9), ()),  # two slices of columns; rows named more often than a stretch is long
     ((9, 3, 40), ()),  # more rows than indices
@@ -93,7 +97,11 @@ def candidates(spec, element):
     """Every shape, option, layout and data, in an order of its own for each kind and element."""
     shapes = TABLES if spec.category is OpCategory.EMBEDDING else SHAPES
     if spec.category is OpCategory.REDUCTION:
-        shapes = SHAPES + MANY_AXES
+        shapes = shapes + MANY_AXES
+    if spec.engine is Engine.ROW_STATE:
+        shapes = shapes + CUT_OFTEN
+        if spec.category is OpCategory.REDUCTION:
+            shapes = shapes + MANY_AXES_CUT_OFTEN
     some = [
         (shape, asked, layout, data)
         for layout in cases.layouts_of(spec)
@@ -123,6 +131,8 @@ def covering(spec, element):
     wants |= {("layout", layout) for layout in cases.layouts_of(spec)}
     wants |= {("data", data) for data in cases.data_of(spec)}
     wants |= {("option", *option) for option in options(spec, element)}
+    if spec.engine is Engine.ROW_STATE:
+        wants |= set(cuts(spec, element))
     some, never = [], set(wants)
     for case in candidates(spec, element):
         problem = cases.Problem(case)
@@ -134,6 +144,8 @@ def covering(spec, element):
         if not empty:
             brings |= {("layout", case.layout), ("data", case.data)}
             brings |= {("option", *option) for option in chosen(case)}
+        if program.variant == "split":
+            brings |= {("cut", *cut) for cut in cut_as(program)}
         way = ("way", *signature(program))
         wants.add(way)
         brings.add(way)
@@ -146,6 +158,23 @@ def covering(spec, element):
         problem, brings, _ = max(some, key=lambda one: (len(one[1] & wants), -one[2]))
         wants -= brings
         yield problem
+
+
+def cut_as(program):
+    """Whether states are joined by a launch of their own, by layout, and for several axes."""
+    apart = len(program.steps) == 3
+    yield program.layout, apart
+    if signature(program)[-1]:
+        yield "many axes", apart
+
+
+def cuts(spec, element):
+    """The ways to cut rows that a kind and element must meet: long ones take turns."""
+    yield from (("cut", layout, False) for layout in ("rows", "columns"))
+    turn = SPECS.index(spec) + ELEMENTS.index(element)
+    yield "cut", ("rows", "columns")[turn % 2], True
+    if spec.category is OpCategory.REDUCTION:
+        yield "cut", "many axes", turn % 4 == 0
 
 
 def cost(program):
@@ -197,6 +226,7 @@ LARGE = [
     ((264, 65_600), (1,)),  # ... in bfloat16
     ((264, 2100, 8), (1,)),  # columns too long for registers
     ((264, 4100, 8), (1,)),  # ... of one operand
+    ((1, 2_200_000), (1,)),  # a row of more parts than wait for each other
 ]
 LARGE_MANY_AXES = [
     ((30, 5, 40), (0, 2)),
@@ -206,6 +236,7 @@ LARGE_MANY_AXES = [
     ((100, 264, 90), (0, 2)),
     ((40, 264, 30, 8), (0, 2)),
     ((180, 264, 95), (0, 2)),
+    ((100, 7, 100), (0, 2)),  # ... of f64, in a cluster
 ]
 LARGE_TABLES = [  # (indices, dim, rows)
     ((50, 96, 300), ()),  # fewer indices than a stretch

@@ -216,19 +216,43 @@ def test_products_of_anything(kind, element):
         special += [[tiny], [big / 2, tiny], [big, big, 1 / big, 1 / big]]
     spec = spec_of(kind)
     lefts = [(), ("y",)] if kind == "cumprod" else [("y",)]
-    for n, without in itertools.product((9, 70), lefts):
+    for (n, axis), without in itertools.product(((9, 1), (70, 1), (70, 0)), lefts):
         # A row for each, between rows of ordinary factors.
-        rows = special if n == 9 else special[::2]
-        desc = cases.describe(spec, ElementKind(element), (2 * len(rows) + 1, n), (1,))
+        rows = special if n == 9 or kind == "prod" else special[axis::2]
+        count = 2 * len(rows) + 1
+        shape = (count, n) if axis else (n, count)
+        desc = cases.describe(spec, ElementKind(element), shape, (axis,))
         problem = cases.Problem(Case(desc=desc, without=without, seed=n))
         for row, some in enumerate(rows):
             for k, value in enumerate(some):
-                problem.poke("x", (2 * row + 1, k * (n // 5) + 1), value)
+                place = (2 * row + 1, n - 1 - k * (n // 5))  # in both parts of a row of 70
+                problem.poke("x", place if axis else place[::-1], value)
         if "y" in problem.arrays:
             with np.errstate(all="ignore"):
-                y = np.cumprod(problem.arrays["x"].astype(np.float64), 1)
+                y = np.cumprod(problem.arrays["x"].astype(np.float64), axis)
                 problem.poke("y", ..., y.astype(problem.arrays["y"].dtype))
         settle(problem)
+        if kind == "prod" and n == 70:
+            assert bound(problem).sku.variant == "split"
+
+
+@pytest.mark.parametrize(("element", "often"), [("f32", 560), ("bf16", 1100), ("f64", 300)])
+def test_products_beyond_the_exponents_of_f64(element, often):
+    """One half of a row takes the product far beyond f64, the other half brings it back to 1."""
+    big = 2.0 ** np.floor(np.log2(BIG[element]))
+    for n, axis in [(140, 1), (often, 1), (280, 0)]:  # few parts, many, and columns
+        shape = (2, n) if axis else (n, 2)
+        desc = cases.describe(spec_of("prod"), ElementKind(element), shape, (axis,))
+        problem = cases.Problem(Case(desc=desc, without=("y",), seed=n))
+        row = (1, slice(None)) if axis else (slice(None), 1)
+        x = np.repeat((big, 1 / big), n // 2)
+        problem.poke("x", row, x)
+        assert bound(problem).sku.variant == "split"
+        problem.plan("cpu", TRITON).run(problem.args())
+        dy = problem.arrays["dy"].astype(np.float64)[(1, 0) if axis else (0, 1)]
+        got = problem.outputs()["dx"]
+        np.testing.assert_array_equal(got[row], (dy / x).astype(got.dtype))
+        assert np.isfinite(got.astype(np.float64)).all()
 
 
 def far_apart(shape, strides, element):

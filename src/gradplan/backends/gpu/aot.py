@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -189,7 +190,7 @@ def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
         strides = _strides(desc, without, layout)
         program = programs.prepare(desc, strides, f"sm_{arch}", 0)
         aligned = 16 if layout is not _strided else 1
-        for step in program.steps:
+        for step in (*program.steps, *program.apart):
             name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"
             made = Variant(step, aligned, element, f"{program.variant}, {program.layout}: {name}")
             if made.key not in seen:
@@ -212,10 +213,9 @@ def _brings(one: Variant) -> tuple[set[Any], tuple[Any, ...]]:
     return each, (kernel, constants.get("KIND"), constants.get("PHASE"))
 
 
-def quick(arch: int) -> list[Variant]:
-    """A covering subset: each kernel with each kind, element, tie rule and phase at least once, and
-    each operand in each mode; in other combinations for each architecture, which share the pairs
-    of kind and phase."""
+@cache
+def _covering(arch: int) -> tuple[dict[frozenset[Any], Variant], frozenset[Any], frozenset[Any]]:
+    """Variants by what they bring, all that each architecture must show, and all pairs."""
     found: dict[frozenset[Any], Variant] = {}
     wants: set[Any] = set()
     pairs: set[Any] = set()
@@ -226,7 +226,24 @@ def quick(arch: int) -> list[Variant]:
         found[frozenset({*each, pair})] = one
         wants |= each
         pairs.add(pair)
-    wants |= set(sorted(pairs, key=str)[ARCHITECTURES.index(arch) :: len(ARCHITECTURES)])
+    return found, frozenset(wants), frozenset(pairs)
+
+
+def quick(arch: int) -> list[Variant]:
+    """A covering subset: each kernel with each kind, element, tie rule and phase at least once, and
+    each operand in each mode; in other combinations for each architecture, which share the pairs
+    of kind and phase."""
+    found, wants, _ = _covering(arch)
+    wants = set(wants)
+    taken = dict.fromkeys(ARCHITECTURES, 0)
+    # The pairs that fewest have are dealt first, each to who has least.
+    holders = {one: _covering(one)[2] for one in ARCHITECTURES}
+    common = set.intersection(*map(set, holders.values()))
+    for pair in sorted(set.union(*map(set, holders.values())), key=lambda p: (p in common, str(p))):
+        holder = min((one for one in ARCHITECTURES if pair in holders[one]), key=taken.__getitem__)
+        taken[holder] += 1
+        if holder == arch:
+            wants.add(pair)
     chosen = []
     while wants:
         brings = max(found, key=lambda some: len(some & wants))
