@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from gradplan.torch.operators import OPERATORS  # noqa: E402
 from opinfo import COVERED, leaves, op_db, outputs  # noqa: E402
 
 # In CI; `--complete` takes all of them.
@@ -30,20 +28,6 @@ def named(*elements):
 def samples(op, dtype, complete, device="cpu"):
     found = op.sample_inputs(device, dtype, requires_grad=True)
     return found if complete else itertools.islice(found, SAMPLES)
-
-
-@pytest.fixture
-def ran(monkeypatch):
-    """How often the gradient of each kind was run."""
-    count = Counter()
-    for kind, operator in OPERATORS.items():
-
-        def run(*args, kind=kind, run=operator.run):
-            count[kind.value] += 1
-            return run(*args)
-
-        monkeypatch.setattr(operator, "run", run)
-    return count
 
 
 @pytest.mark.parametrize(("key", "element"), named("f64"))
