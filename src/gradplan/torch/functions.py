@@ -64,10 +64,16 @@ def _torchs_names(function: _Call) -> _Call:
     return cast(_Call, call)
 
 
-def _unary(kind: Named, forward: Callable[..., Any], params: Callable[..., Any]) -> Any:
+def _unary(
+    kind: Named,
+    forward: Callable[..., Any],
+    params: Callable[..., Any],
+    recomputed: frozenset[torch.dtype] = frozenset(),
+) -> Any:
     """The node of `forward(x, *args)`, whose gradient is asked for with `params(x, *args)`.
 
-    A second result (the indices of cummax) has no gradient.
+    A second result (the indices of cummax) has no gradient. Results of the types `recomputed` are
+    not saved: rounded to them, they would cost more accuracy than their recomputation costs time.
     """
     operator = OPERATORS[kind]
     saves_x, saves_y = "x" in operator.tensors, "y" in operator.tensors
@@ -78,10 +84,10 @@ def _unary(kind: Named, forward: Callable[..., Any], params: Callable[..., Any])
             y, indices = made
             ctx.mark_non_differentiable(indices)
             ctx.set_materialize_grads(False)
-        if saves_x:
-            ctx.save_for_backward(x, y) if saves_y else ctx.save_for_backward(x)
-        elif saves_y:
-            ctx.save_for_backward(y)
+        saved = (x,) if saves_x else ()
+        if saves_y:
+            saved = *saved, (None if y.dtype in recomputed else y)
+        ctx.save_for_backward(*saved)
         ctx.params = params(*args)
         ctx.dtype = x.dtype
         ctx.others = (None,) * (len(args) - 1)
@@ -92,7 +98,7 @@ def _unary(kind: Named, forward: Callable[..., Any], params: Callable[..., Any])
         if dy.dtype == ctx.dtype:
             return operator.gradient(dy, *ctx.saved_tensors, *ctx.params), *ctx.others
         # `dtype` or autocast changed the type: the gradient is taken in that of the result.
-        saved = [tensor.to(dy.dtype) for tensor in ctx.saved_tensors]
+        saved = [None if t is None else t.to(dy.dtype) for t in ctx.saved_tensors]
         return operator.gradient(dy, *saved, *ctx.params).to(ctx.dtype), *ctx.others
 
     return node(kind.value, forward, keep, backward)
@@ -179,7 +185,12 @@ def lerp(
 
 _cumsum = _unary(ScanKind.CUMSUM, lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype), _axis)
 _cumprod = _unary(ScanKind.CUMPROD, lambda x, dim, dtype: torch.cumprod(x, dim, dtype=dtype), _axis)
-_logcumsumexp = _unary(ScanKind.LOG_CUMSUM_EXP, torch.logcumsumexp, _axis)
+_logcumsumexp = _unary(
+    ScanKind.LOG_CUMSUM_EXP,
+    torch.logcumsumexp,
+    _axis,
+    frozenset({torch.float16, torch.bfloat16}),
+)
 _cummax = _unary(ScanKind.CUMMAX, lambda x, dim: tuple(torch.cummax(x, dim)), _axis)
 _cummin = _unary(ScanKind.CUMMIN, lambda x, dim: tuple(torch.cummin(x, dim)), _axis)
 
