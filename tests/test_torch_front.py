@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import gradplan as gp  # noqa: E402
 import gradplan.torch as gt  # noqa: E402
@@ -615,6 +616,16 @@ def test_second_order_gradients_under_enable():
         dx.square().sum().backward()
     (dx,) = torch.autograd.grad(torch.softmax(x, 1).square().sum(), x, create_graph=True)
     (expected,) = torch.autograd.grad(dx.square().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_checkpoints_inside(ran):
+    x = sample(3, 4)
+    with gt.enable():
+        y = checkpoint(lambda x: x.softmax(1).cummax(1)[0].std(0), x, use_reentrant=False)
+        y.sum().backward()
+    assert ran == {"softmax": 1, "cummax": 1, "std": 1}
+    (expected,) = torch.autograd.grad(x.softmax(1).cummax(1)[0].std(0).sum(), x)
     torch.testing.assert_close(x.grad, expected)
 
 

@@ -69,11 +69,14 @@ def _unary(
     forward: Callable[..., Any],
     params: Callable[..., Any],
     recomputed: frozenset[torch.dtype] = frozenset(),
+    fused: Callable[..., Any] | None = None,
 ) -> Any:
     """The node of `forward(x, *args)`, whose gradient is asked for with `params(x, *args)`.
 
     A second result (the indices of cummax) has no gradient. Results of the types `recomputed` are
     not saved: rounded to them, they would cost more accuracy than their recomputation costs time.
+    `fused(dtype, dy, *saved, *params)` is torch's gradient where that reads one type and writes
+    another in one pass, or None where it does not.
     """
     operator = OPERATORS[kind]
     saves_x, saves_y = "x" in operator.tensors, "y" in operator.tensors
@@ -98,6 +101,10 @@ def _unary(
         if dy.dtype == ctx.dtype:
             return operator.gradient(dy, *ctx.saved_tensors, *ctx.params), *ctx.others
         # `dtype` or autocast changed the type: the gradient is taken in that of the result.
+        if fused is not None:
+            dx = fused(ctx.dtype, dy, *ctx.saved_tensors, *ctx.params)
+            if dx is not None:
+                return dx, *ctx.others
         saved = [None if t is None else t.to(dy.dtype) for t in ctx.saved_tensors]
         return operator.gradient(dy, *saved, *ctx.params).to(ctx.dtype), *ctx.others
 
@@ -117,11 +124,29 @@ def _axes(x: Tensor, dim: Dim, keepdim: bool = False, *_: Any) -> tuple[Any, ...
     return tuple(d % (rank or 1) for d in (dim or range(rank))), keepdim
 
 
+def _fused(backward: Callable[..., Tensor]) -> Callable[..., Any]:
+    """torch's softmax on CUDA takes f32 gradients to halves, along the last axis near the floor."""
+
+    def call(dtype: torch.dtype, dy: Tensor, y: Tensor, dim: int) -> Tensor | None:
+        halved = dy.dtype == torch.float32 and dtype in (torch.float16, torch.bfloat16)
+        if dy.is_cuda and halved and dim == dy.dim() - 1:
+            return backward(dy, y, dim, dtype)
+        return None
+
+    return call
+
+
 _softmax = _unary(
-    SoftmaxKind.SOFTMAX, lambda x, dim, dtype: torch.softmax(x, dim, dtype=dtype), _axis
+    SoftmaxKind.SOFTMAX,
+    lambda x, dim, dtype: torch.softmax(x, dim, dtype=dtype),
+    _axis,
+    fused=_fused(torch._softmax_backward_data),
 )
 _log_softmax = _unary(
-    SoftmaxKind.LOG_SOFTMAX, lambda x, dim, dtype: torch.log_softmax(x, dim, dtype=dtype), _axis
+    SoftmaxKind.LOG_SOFTMAX,
+    lambda x, dim, dtype: torch.log_softmax(x, dim, dtype=dtype),
+    _axis,
+    fused=_fused(torch._log_softmax_backward_data),
 )
 
 

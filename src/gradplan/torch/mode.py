@@ -111,9 +111,20 @@ class _Replacements:
 _ALL = _Replacements(*_TABLE)
 _FAMILIES = {family: _Replacements(family) for family in _TABLE}
 
-# Python functions of torch that call some of these inside. Theirs are not seen while a mode handles
-# the whole, so their body is run with the mode active.
-_BODIES = frozenset({F.softmin, F.gumbel_softmax, F.normalize, F.multi_head_attention_forward})
+# Python functions of torch that call some of these inside; a backward pass does so where it runs
+# parts of the forward again. Theirs are not seen while a mode handles the whole, so their body is
+# run with the mode active.
+_BODIES = frozenset(
+    {
+        F.softmin,
+        F.gumbel_softmax,
+        F.normalize,
+        F.multi_head_attention_forward,
+        Tensor.backward,
+        torch.autograd.backward,
+        torch.autograd.grad,
+    }
+)
 
 
 @cache
@@ -145,7 +156,8 @@ class enable(TorchFunctionMode, ContextDecorator):  # type: ignore[misc] # noqa:
     `families` names those to replace, all by default: "softmax", "binary_elementwise", "scan",
     "reduction", "embedding". It acts on the current thread, nests, and leaves nothing behind.
     What torch computes in one fused kernel (attention, cross entropy) stays that; so does
-    `embedding(sparse=True)`.
+    `embedding(sparse=True)`. Where a backward pass runs parts of the forward again
+    (`torch.utils.checkpoint`), keep it inside as well.
     """
 
     def __init__(self, families: Iterable[OpCategory | str] | OpCategory | str | None = None):

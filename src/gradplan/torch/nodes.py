@@ -7,6 +7,7 @@ Every node exists twice. `Node.plain` is the short way that eager code and `torc
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ __all__ = ["DTYPES", "applies", "node"]
 
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
-_DEVICES = frozenset({"cpu", "cuda"})
+# The kernels for GPUs are Triton's, for NVIDIA's.
+_HAS_GPU = torch.version.hip is None and find_spec("triton") is not None
+_DEVICES = frozenset({"cpu", "cuda"} if _HAS_GPU else {"cpu"})
 _MAX_RANK = 8
 
 Forward = Callable[..., Any]
