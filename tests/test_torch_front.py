@@ -422,6 +422,17 @@ def test_variance_without_degrees_of_freedom():
     assert not got.any()
 
 
+def test_no_axes_are_all_axes():
+    x = sample(3, 4)
+    for name in ("var", "std", "mean", "amax", "logsumexp"):
+        mine, theirs = getattr(gt, name)(x, ()), getattr(torch, name)(x, (0, 1))
+        assert torch.equal(mine, getattr(torch, name)(x, ()))
+        (got,), (expected,) = (torch.autograd.grad(y, x) for y in (mine, theirs))
+        torch.testing.assert_close(got, expected)
+    (torchs,) = torch.autograd.grad(torch.var(x, ()), x)
+    assert torchs.isinf().all()  # it divides by 1 element − 1
+
+
 def test_scans_of_halves_do_not_stall():
     n = 4096
     x = torch.zeros(n, dtype=torch.bfloat16, requires_grad=True)

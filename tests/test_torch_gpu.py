@@ -22,18 +22,8 @@ from torch_calls import (  # noqa: E402
     sample,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    *(
-        pytest.mark.filterwarnings(f"ignore:{text}")
-        for text in (
-            ".*should not be instantiated:DeprecationWarning",
-            ".*torch.jit:DeprecationWarning",
-            ".*TensorFloat32:UserWarning",
-            ".*CUBLAS:UserWarning",
-        )
-    ),
-]
+# What torch's compilers warn of is theirs.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 SAMPLES = 6
 
 

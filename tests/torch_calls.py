@@ -95,7 +95,8 @@ class Transformer(nn.Module):
         mask = torch.ones_like(scores[0], dtype=torch.bool).triu(1)
         h = h + scores.masked_fill(mask, -torch.inf).softmax(-1) @ v
         h = h / (h.var(-1, keepdim=True) + 1e-5).sqrt()
-        return F.nll_loss(self.mlp(h[:, :-1]).log_softmax(-1).mT, tokens[:, 1:])
+        scores = self.mlp(h[:, :-1]).log_softmax(-1)
+        return F.nll_loss(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 class Compositor(nn.Module):

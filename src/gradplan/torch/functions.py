@@ -6,7 +6,7 @@ own way is at the floor already, a function is torch's: see `nodes.applies`, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -45,7 +45,7 @@ __all__ = [
     "vector_norm",
 ]
 
-Dim: TypeAlias = int | Sequence[int] | None
+Dim: TypeAlias = int | tuple[int, ...] | list[int] | None
 Dtype: TypeAlias = torch.dtype | None
 Number: TypeAlias = int | float
 
@@ -113,15 +113,15 @@ def _unary(
 
 def _axis(x: Tensor, dim: int, *_: Any) -> tuple[Any, ...]:
     """The axis of a scan or softmax, counted from the front."""
-    return (dim % (x.dim() or 1),)
+    return (int(dim) % (x.dim() or 1),)
 
 
 def _axes(x: Tensor, dim: Dim, keepdim: bool = False, *_: Any) -> tuple[Any, ...]:
     """The axes of a reduction, counted from the front; for torch, none are all."""
     rank = x.dim()
-    if isinstance(dim, int):
-        return (dim % (rank or 1),), keepdim
-    return tuple(d % (rank or 1) for d in (dim or range(rank))), keepdim
+    if dim is None or isinstance(dim, (tuple, list)):
+        return tuple(int(d) % (rank or 1) for d in (dim or range(rank))), keepdim
+    return (int(dim) % (rank or 1),), keepdim
 
 
 def _fused(backward: Callable[..., Tensor]) -> Callable[..., Any]:

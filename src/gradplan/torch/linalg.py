@@ -32,7 +32,7 @@ def norm(
 
 
 def _is_2_norm(A: Tensor, ord: Any, dim: Any) -> bool:
-    axes = A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)
+    axes = A.dim() if dim is None else len(dim) if isinstance(dim, (tuple, list)) else 1
     if ord is None:
         return axes > 0
     if ord == "fro":

@@ -99,13 +99,10 @@ class _Replacements:
 
     def __init__(self, *families: OpCategory) -> None:
         self.by_function: dict[Any, Replacement] = {}
-        self.by_name: dict[str, list[tuple[Any, Replacement]]] = {}
         for family in families:
             for replacement, replaced in _TABLE[family].items():
-                for function in replaced:
-                    self.by_function[function] = replacement
-                    same = self.by_name.setdefault(function.__name__, [])
-                    same.append((function, replacement))
+                self.by_function.update(dict.fromkeys(replaced, replacement))
+        self.pairs = tuple(self.by_function.items())
 
 
 _ALL = _Replacements(*_TABLE)
@@ -175,7 +172,7 @@ class enable(TorchFunctionMode, ContextDecorator):  # type: ignore[misc] # noqa:
         if torch.compiler.is_compiling():
             # Dynamo does not find functions of Python in a dict, but knows them when it sees them.
             for table in self._tables:
-                for function, replacement in table.by_name.get(func.__name__, ()):
+                for function, replacement in table.pairs:
                     if func is function:
                         return replacement(*args, **kwargs)
             return func(*args, **kwargs)
