@@ -35,17 +35,19 @@ def applies(x: Any, dtype: torch.dtype | None = None) -> bool:
     Anything else is torch's own: what needs no gradient, integers, complex numbers, tensor
     subclasses, other devices; and forward-mode differentiation, which has no backward pass.
     """
+    compiling = torch.compiler.is_compiling()
     return (
         type(x) in _PLAIN
         and (
             (x.requires_grad and torch.is_grad_enabled())
-            or (not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active())
+            or (not compiling and torch._C._are_functorch_transforms_active())
         )
         and x.dtype in DTYPES
         and (dtype is None or dtype in DTYPES)
         and x.device.type in _DEVICES
         and x.layout is torch.strided
         and x.dim() <= _MAX_RANK
+        and (compiling or not x.is_neg())
         and forward_ad._current_level < 0
     )
 

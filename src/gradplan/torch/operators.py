@@ -154,6 +154,7 @@ class Operator:
             or torch._C._len_torch_dispatch_stack()
             or type(args[0]) is not Tensor
             or not torch._C._has_storage(args[0])  # batched by `is_grads_batched`
+            or args[0]._is_zerotensor()  # without memory
         ):
             return self.op(*args)
         # `enable` may be active here, and has no business with the steps of a gradient.
