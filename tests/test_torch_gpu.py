@@ -180,16 +180,17 @@ def test_side_streams_and_threads():
     torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 @pytest.mark.parametrize("name", CALLS)
-def test_autocast_follows_torch(name):
-    x = on_gpu(16, 32, dtype=torch.float16)
-    with torch.autocast("cuda", torch.float16):
+def test_autocast_follows_torch(name, dtype):
+    x = on_gpu(16, 32, dtype=dtype)
+    with torch.autocast("cuda", dtype):
         mine, theirs = CALLS[name](gt, x), CALLS[name](torch, x)
     assert mine.dtype == theirs.dtype
     assert torch.equal(mine, theirs)
     (got,), (expected,) = (torch.autograd.grad(y.sum(), x) for y in (mine, theirs))
-    assert got.dtype == torch.float16
-    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
 
 
 def test_embedding_is_deterministic_and_full():

@@ -98,15 +98,16 @@ def _unary(
     def backward(ctx: Any, dy: Any, *_: Any) -> Any:
         if dy is None:
             return None, *ctx.others
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks once
         if dy.dtype == ctx.dtype:
-            return operator.gradient(dy, *ctx.saved_tensors, *ctx.params), *ctx.others
+            return operator.gradient(dy, *saved, *ctx.params), *ctx.others
         # `dtype` or autocast changed the type: the gradient is taken in that of the result.
         if fused is not None:
-            dx = fused(ctx.dtype, dy, *ctx.saved_tensors, *ctx.params)
+            dx = fused(ctx.dtype, dy, *saved, *ctx.params)
             if dx is not None:
                 return dx, *ctx.others
-        saved = [None if t is None else t.to(dy.dtype) for t in ctx.saved_tensors]
-        return operator.gradient(dy, *saved, *ctx.params).to(ctx.dtype), *ctx.others
+        wide = [None if t is None else t.to(dy.dtype) for t in saved]
+        return operator.gradient(dy, *wide, *ctx.params).to(ctx.dtype), *ctx.others
 
     return node(kind.value, forward, keep, backward)
 
@@ -125,10 +126,10 @@ def _axes(x: Tensor, dim: Dim, keepdim: bool = False, *_: Any) -> tuple[Any, ...
 
 
 def _fused(backward: Callable[..., Tensor]) -> Callable[..., Any]:
-    """torch's softmax on CUDA takes f32 gradients to halves, along the last axis near the floor."""
+    """torch's softmax on CUDA takes f32 gradients to f16, along the last axis near the floor."""
 
     def call(dtype: torch.dtype, dy: Tensor, y: Tensor, dim: int) -> Tensor | None:
-        halved = dy.dtype == torch.float32 and dtype in (torch.float16, torch.bfloat16)
+        halved = dy.dtype == torch.float32 and dtype == torch.float16
         if dy.is_cuda and halved and dim == dy.dim() - 1:
             return backward(dy, y, dim, dtype)
         return None
@@ -448,11 +449,12 @@ def _moment_and_mean(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
         ctx.save_for_backward(*((x, made[0]) if "y" in operator.tensors else (x,)))
 
     def backward(ctx: Any, dy: Any, dmean: Any) -> Any:
-        x = ctx.saved_tensors[0]
+        saved = ctx.saved_tensors
+        x = saved[0]
         dims, keepdim, _ = ctx.params
         dx = None
         if dy is not None:
-            dx = operator.gradient(dy, *ctx.saved_tensors, *ctx.params)
+            dx = operator.gradient(dy, *saved, *ctx.params)
         if dmean is not None:
             size = tuple(x.shape)
             if dx is None:
