@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 DEMO_BIN := $(DEMO_VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 WORKERS ?= 2
-GPU_WORKERS ?= 8
+GPU_WORKERS ?= 12
+ARCH ?= sm_90
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit bench table aot gpu sanitize clean
@@ -44,6 +45,7 @@ gpu: ## The tests that need a GPU
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -n $(GPU_WORKERS)
 
 sanitize: ## compute-sanitizer over a reduced grid: memory, races, uninitialised reads; needs a GPU
+	PYTHONPATH=src $(PYTHON) tools/sanitize.py --compile $(ARCH)
 	for tool in memcheck racecheck initcheck; do \
 	  PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 1 \
 	    $(PYTHON) tools/sanitize.py || exit 1; \

@@ -15,10 +15,18 @@ from typing import Any
 import torch
 
 import gradplan as gp
-from gradplan.bench.clocks import Others, medians
+from gradplan.bench.clocks import Others, cpu_samples, medians
 from gradplan.bench.clocks import cpu_copy_bandwidth as copy_bandwidth
 
-__all__ = ["Others", "copy_bandwidth", "l3_bytes", "machine", "medians", "peak_extra_bytes"]
+__all__ = [
+    "Others",
+    "copy_bandwidth",
+    "cpu_samples",
+    "l3_bytes",
+    "machine",
+    "medians",
+    "peak_extra_bytes",
+]
 
 Call = Callable[[], object]
 

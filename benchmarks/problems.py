@@ -54,6 +54,15 @@ class Problem:
         """Each input read once, each output written once."""
         return sum(operand.size_bytes for operand in self.desc.operands)
 
+    @property
+    def cached_bytes(self) -> int:
+        """What a cache would have to hold: the inputs, or the output where these are small."""
+        sizes = [0, 0]
+        for operand in self.desc.operands:
+            sizes[operand.output] += operand.size_bytes
+        read, written = sizes
+        return read if 2 * read >= written else written
+
 
 @dataclass(frozen=True)
 class Checked:

@@ -49,7 +49,7 @@ class Sizes:
 
     square: int = 2048
     table: tuple[int, int, int] = (30_000, 256, 20_000)
-    growth: tuple[int, ...] = (1_250_000, 2_500_000, 5_000_000, 10_000_000)
+    growth: tuple[int, ...] = (2_500_000, 5_000_000, 10_000_000, 20_000_000)
     skew: tuple[int, int, int] = (30_000, 64, 1_000_000)
     processes: int = 5
 

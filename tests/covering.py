@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from functools import cache
+from math import prod
 
 import numpy as np
 import pytest
 
 from gradplan import cases
-from gradplan.backends.gpu import programs
+from gradplan.backends.gpu import aot, programs
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
 from gradplan.registry import ELEMENTS, KINDS, Engine
@@ -68,9 +71,7 @@ IN_PLACE = [((37, 1), (1,)), ((1, 40), (0,)), ((5, 7), ())]
 
 VARIANTS = {
     Engine.MAP: {("map", "flat"), ("map", "rows")},
-    Engine.ROW_STATE: set(
-        itertools.product(("resident", "streamed", "split"), ("rows", "columns"))
-    ),
+    Engine.ROW_STATE: set(itertools.product(("resident", "split"), ("rows", "columns"))),
     Engine.RECURRENCE: set(itertools.product(("resident", "tiled", "split"), ("rows", "columns"))),
     Engine.SEGMENT_SUM: {("sorted", "rows"), ("sorted", "strided"), ("zeros", "any")},
 }
@@ -112,28 +113,51 @@ def candidates(spec, element):
 
 
 def covering(spec, element):
-    """Cases that meet every variant, layout, option and data of a kind, each at least once."""
+    """Problems that meet every variant, layout, option and data of a kind, each at least once, and
+    every way through `programs` that the candidates know.
+
+    Of the candidates that come first those are taken that bring most; of equals, what costs the
+    interpreter least.
+    """
     wants = {("variant", *one) for one in wanted(spec, element)}
     wants |= {("layout", layout) for layout in cases.layouts_of(spec)}
     wants |= {("data", data) for data in cases.data_of(spec)}
     wants |= {("option", *option) for option in options(spec, element)}
+    some, never = [], set(wants)
     for case in candidates(spec, element):
         problem = cases.Problem(case)
         program = program_of(problem)
         if sum(step.grid for step in program.steps) > 40:  # seconds in the interpreter
             continue
-        brings = {
-            ("variant", program.variant, "any" if program.variant == "zeros" else program.layout),
-            ("layout", case.layout),
-            ("data", case.data),
-            *(("option", *option) for option in chosen(case)),
-        }
-        if brings & wants:
-            wants -= brings
-            yield problem
-        if not wants:
+        empty = program.variant in ("zeros", "none")  # which show nothing else
+        brings = {("variant", program.variant, "any" if empty else program.layout)}
+        if not empty:
+            brings |= {("layout", case.layout), ("data", case.data)}
+            brings |= {("option", *option) for option in chosen(case)}
+        way = ("way", *signature(program))
+        wants.add(way)
+        brings.add(way)
+        never -= brings
+        some.append((problem, brings, cost(program)))
+        if not never and len(some) >= 200:
             break
-    assert not wants, f"never met: {sorted(wants, key=str)}"
+    assert not never, f"never met: {sorted(never, key=str)}"
+    while wants:
+        problem, brings, _ = max(some, key=lambda one: (len(one[1] & wants), -one[2]))
+        wants -= brings
+        yield problem
+
+
+def cost(program):
+    """The interpreter's time, roughly: so much a program, and more for each step of its rows."""
+    total = 0
+    for step in program.steps:
+        fixed, numbers = dict(step.constants), dict(step.arguments)
+        length = fixed.get("C", fixed.get("M", 1) * fixed.get("V", 1))
+        if step.kernel.startswith(("lines", "recurrence")) and fixed.get("PHASE") == "whole":
+            length = numbers["n"].value
+        total += step.grid * (16 + length)
+    return max(total, 1)
 
 
 def chosen(case):
@@ -151,3 +175,114 @@ def options(spec, element):
     for fields, without in cases.options_of(spec, element):
         desc = cases.describe(spec, element, shape, (0,), **fields)
         yield from chosen(Case(desc=desc, without=without))
+
+
+# What the thresholds of a real GPU need to meet every variant, by size: shapes and axes, one line
+# a reason.
+LARGE = [
+    ((5000,), (0,)),  # one flat run
+    ((530, 300), (1,)),  # many short rows to a program
+    ((7, 3000), (1,)),  # a row in registers
+    ((9, 50, 8), (1,)),  # columns in registers
+    ((12, 700), (0,)),  # ... and the few that log-cumsum-exp keeps where y is absent
+    ((5, 140, 6), (1,)),  # ... too many for a scan, and too few to fill the machine
+    ((264, 140, 8), (1,)),  # ... enough to
+    ((264, 2100), (1,)),  # rows of a scan tile by tile, enough to fill the machine
+    ((264, 4200), (1,)),  # ... that do not lie one element after the other
+    ((3, 40_000), (1,)),  # rows split over programs
+    ((2, 70_000), (1,)),
+    ((40_000, 18), (0,)),  # columns split over programs
+    ((264, 16_400), (1,)),  # rows too long for registers, enough to fill the machine
+    ((264, 33_000), (1,)),
+    ((264, 65_600), (1,)),  # ... in bfloat16
+    ((264, 2100, 8), (1,)),  # columns too long for registers
+    ((264, 4100, 8), (1,)),  # ... of one operand
+]
+LARGE_MANY_AXES = [
+    ((30, 5, 40), (0, 2)),
+    ((5, 600, 7), (0, 2)),
+    ((40, 300, 18), (0, 1)),
+    ((300, 7, 400), (0, 2)),
+    ((100, 264, 90), (0, 2)),
+    ((40, 264, 30, 8), (0, 2)),
+    ((180, 264, 95), (0, 2)),
+]
+LARGE_TABLES = [  # (indices, dim, rows)
+    ((50, 96, 300), ()),  # fewer indices than a stretch
+    ((3000, 33, 100), ()),  # rows of several stretches
+    ((9000, 40, 70), ()),  # stretches of stretches
+    ((300, 1100, 70), ()),  # two slices of columns
+    ((0, 64, 10), ()),  # nothing to add
+]
+# Few long rows and long strided axes, whatever the variant: two of them for each kind and element,
+# in turn.
+LONG = [
+    ((2, 131_072), (1,)),
+    ((1, 300_001), (1,)),
+    ((300_001, 3), (0,)),
+    ((2, 40_001, 3), (1,)),
+]
+LONGEST = ((3, 1_000_003), (1,))  # half a minute of the reference: one element a kind
+
+
+def signature(program):
+    """What tells the ways through `programs` apart."""
+    constants = [dict(step.constants) for step in program.steps]
+    kernels = tuple(
+        dict.fromkeys(
+            (step.kernel, fixed.get("PHASE", fixed.get("LEVEL")))
+            for step, fixed in zip(program.steps, constants, strict=True)
+        )
+    )
+    dims = [dict(step.arguments).get("axis_dims", ()) for step in program.steps]
+    layout = "any" if program.variant == "zeros" else program.layout
+    return program.variant, layout, kernels, any(len(one) > 1 for one in dims)
+
+
+@cache
+def producible(arch):
+    """Every signature that a kind and element can have, from all that is compiled in advance."""
+    found = {}
+    for spec, element, (fields, without), (shape, axes), layout in aot._problems():
+        desc = cases.describe(spec, element, shape, axes, **fields)
+        strides = aot._strides(desc, without, layout)
+        program = programs.prepare(desc, strides, arch, 0)
+        if program.steps:
+            found.setdefault((spec.kind, element), set()).add(signature(program))
+    return found
+
+
+def large(spec, element, arch="sm_90"):
+    """Cases that meet all that a kind and element can have on a GPU, then the long ones.
+
+    Small shapes come first and lie in every way; large ones are contiguous. Data take turns.
+    """
+    met = set()
+    shapes = LARGE_TABLES if spec.category is OpCategory.EMBEDDING else LARGE
+    if spec.category is OpCategory.REDUCTION:
+        shapes = LARGE + LARGE_MANY_AXES
+    shapes = sorted(shapes, key=lambda one: prod(one[0]))
+    turn = 4 * SPECS.index(spec) + ELEMENTS.index(element)
+    asked = cases.options_of(spec, element)
+    asked = asked[turn % len(asked) :] + asked[: turn % len(asked)]
+    ways = [Layout.CONTIGUOUS, Layout.SLICED, Layout.TRANSPOSED, Layout.NEGATIVE, Layout.MIXED]
+    data = itertools.cycle(cases.data_of(spec))
+    for shape, axes in shapes:
+        desc = cases.describe(spec, element, shape, axes, **asked[0][0])
+        size = max(prod(operand.shape) for operand in desc.operands)
+        for layout in ways if size < 2**21 else ways[:1]:
+            for fields, without in asked:
+                desc = cases.describe(spec, element, shape, axes, **fields)
+                case = Case(desc=desc, layout=layout, without=without, seed=turn)
+                program = programs.prepare(desc, cases.strides_of(case), arch, 0)
+                if program.steps and (brings := signature(program)) not in met:
+                    met.add(brings)
+                    yield replace(case, data=next(data))
+    never = producible(arch)[spec.kind, element] - met
+    assert not never, f"never met: {sorted(never, key=str)}"
+    if spec.category is not OpCategory.EMBEDDING:
+        fields, without = asked[0]
+        longest = [LONGEST] if SPECS.index(spec) % 3 == ELEMENTS.index(element) else []
+        for shape, axes in [LONG[turn % 4], LONG[(turn + 1 + turn // 4) % 4], *longest]:
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            yield Case(desc=desc, data=next(data), without=without, seed=turn)

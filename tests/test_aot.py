@@ -41,18 +41,32 @@ def test_a_covering_subset_compiles_without_stack(arch):
     assert f"sm_{arch}" in done.stdout
 
 
-def test_the_subset_meets_every_kernel_kind_element_and_variant():
-    whole, some = list(aot.variants(90)), aot.quick(90)
+@pytest.fixture(scope="module")
+def whole():
+    return list(aot.variants(90))
+
+
+def test_the_subset_meets_every_kernel_kind_element_and_variant(whole):
+    some = aot.quick(90)
     assert {one.step.kernel for one in some} == {one.step.kernel for one in whole}
     assert {one.element for one in some} == set(ELEMENTS)
     named = {dict(one.step.constants).get("KIND") for one in some}
     assert named >= {spec.kind.value for spec in SPECS if spec.engine is not Engine.SEGMENT_SUM}
     met = {one.problem.partition(":")[0] for one in whole}
     for layout in ("rows", "columns"):
-        for name in ("resident", "streamed", "split", "tiled", "tiled_from_y", "split_recomputed"):
+        for name in ("resident", "cluster", "joined", "split", "tiled", "split_recomputed"):
             assert f"{name}, {layout}" in met
     assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
+
+
+def test_the_subsets_share_all_kinds_in_all_phases(whole):
+    def pairs(some):
+        steps = [(one.step.kernel, dict(one.step.constants)) for one in some]
+        return {(kernel, fixed.get("KIND"), fixed.get("PHASE")) for kernel, fixed in steps}
+
+    subsets = [pairs(aot.quick(arch)) for arch in aot.ARCHITECTURES]
+    assert set.union(*subsets) == pairs(whole)
 
 
 @pytest.mark.parametrize("arch", aot.ARCHITECTURES)
@@ -63,7 +77,7 @@ def test_no_variant_asks_for_more_threads_than_a_program_has(arch):
 
 
 def test_explain_counts_what_is_read():
-    """Streamed rows are read twice; a cummax of y that goes to the first never reads x."""
+    """Rows whose programs wait for each other are read once, longer ones twice; a cummax of y that goes to the first never reads x."""
 
     def reads(kind, shape, **options):
         spec = next(spec for spec in SPECS if spec.kind == kind)
@@ -72,7 +86,8 @@ def test_explain_counts_what_is_read():
         program = programs.prepare(desc, strides, "sm_90", 0)
         return program.variant, program.reads
 
-    assert reads("softmax", (1024, 100_000)) == ("streamed", {"dy": 2, "x": 2, "y": 2})
+    assert reads("softmax", (1024, 100_000)) == ("joined", {})
+    assert reads("softmax", (2, 10_000_000)) == ("split", {"dy": 2, "x": 2, "y": 2})
     assert reads("cummax", (1024, 256), ties="first")[1]["x"] == 0
     assert reads("cummax", (1024, 256), ties="last")[1]["x"] == 1
     assert reads("prod", (64, 256))[1]["y"] == 0

@@ -137,6 +137,60 @@ def test_all_covers_every_kind_with_every_element():
     assert pairs == {(spec.kind, element) for spec in KINDS.values() for element in ELEMENTS}
 
 
+def test_a_run_that_must_stop_says_how_far_it_came(monkeypatch, capsys):
+    def one_case(self, *given, **more):
+        now[0] += 1.0
+        return real(self, *given, **more)
+
+    now, real = [100.0], cases.Problem.run
+    monkeypatch.setattr(cases.Problem, "run", one_case)
+    monkeypatch.setattr(verify.time, "time", lambda: now[0])
+    few = ["verify", "--jobs", "1", "--kind", "mean", "--stop-after", "3"]
+    assert cli.main(few) == 3
+    captured = capsys.readouterr()
+    assert "The 3 cases that were run are within their guarantees" in captured.out
+    assert "3 of" in captured.out
+    assert captured.err.endswith("cases were run.\n")
+    assert ": 3 of " in captured.err
+    now[0] = 100.0
+    assert cli.main([*few, "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert not report["ok"]
+    assert report["cases"] == 3 < report["planned"]
+    assert [row["cases"] for row in report["rows"]] == [3, 0, 0, 0]
+    assert all(row["planned"] > 3 for row in report["rows"])
+
+
+def test_a_miss_is_an_error_even_where_time_is_out(monkeypatch, capsys):
+    wrong(monkeypatch, one_value)
+    now = iter(range(10**6))
+    monkeypatch.setattr(verify.time, "time", lambda: float(next(now)))
+    assert cli.main(["verify", "--jobs", "1", "--kind", "mean", "--stop-after", "3"]) == 1
+    captured = capsys.readouterr()
+    assert "MISS" in captured.out
+    assert "missed: ReduceBackwardDescriptor" in captured.err
+
+
+def test_what_takes_long_tells_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_TELL_EVERY_S", -1.0)
+    assert cli.main([*QUICK, "--kind", "sum"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1].partition(",")[0] for line in told] == [
+        "1 of 2 tasks",
+        "2 of 2 tasks",
+    ]
+
+
+def test_rows_of_one_kind_and_element_are_joined():
+    def row(kind, cases, worst, guarantee, *misses):
+        return verify.Row(kind, "f32", cases, worst, guarantee, misses, 10)
+
+    parts = [row("sum", 0, 0.0, 1.0), row("max", 5, 0.2, 1e-3, "a"), row("sum", 7, 0.0, 1e-7)]
+    some, most = verify.merged([*parts, row("max", 6, 0.1, 1e-3, "b")])
+    assert (some.kind, some.cases, some.planned, some.guarantee) == ("sum", 7, 20, 1e-7)
+    assert (most.kind, most.cases, most.worst_error, most.misses) == ("max", 11, 0.2, ("a", "b"))
+
+
 def test_processes_share_the_work():
     todo = [task for task in verify.tasks(quick=True) if task.kind in ("sum", "mean")]
     rows = list(verify.verify(todo, jobs=2))

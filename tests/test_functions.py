@@ -949,3 +949,29 @@ def test_long_rows_have_no_limit():
     torch.testing.assert_close(
         gp.softmax_backward(dy, y, axis=0).double(), exact, rtol=1e-5, atol=1e-9
     )
+
+
+def test_what_equals_an_earlier_question_is_not_yet_the_same():
+    """1.0 == 1, so it would find the answer to axis=1, but it is no axis."""
+    x = np.ones((3, 4), np.float32)
+    dy = np.ones(3, np.float32)
+    gp.cumsum_backward(x, axis=1)
+    gp.sum_backward(dy, (3, 4), axis=1)
+    gp.var_backward(dy, x, axis=1)
+    gp.var_backward(dy, x, axis=(1,))
+    attempts = [
+        lambda: gp.cumsum_backward(x, axis=1.0),
+        lambda: gp.sum_backward(dy, (3, 4), axis=1.0),
+        lambda: gp.sum_backward(dy, (3.0, 4), axis=1),
+        lambda: gp.var_backward(dy, x, axis=1.0),
+        lambda: gp.var_backward(dy, x, axis=(1.0,)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(gp.InvalidProblem, match="must be an integer"):
+            attempt()
+    assert gp.cumsum_backward(x, axis=np.int64(1)).shape == (3, 4)
+    assert gp.sum_backward(dy, [3, 4], axis=[1]).shape == (3, 4)
+
+
+def test_names_and_members_are_one_key():
+    assert {gp.TieRule.FIRST: 1}["first"] == 1

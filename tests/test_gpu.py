@@ -19,12 +19,13 @@ import pytest
 
 import gradplan as gp
 from conftest import CUDA
-from covering import SPECS, covering, problems, spec_of
+from covering import SPECS, covering, large, problems, spec_of
 from gradplan import cases, plans
-from gradplan.backends.gpu import launch, precision, programs, table
+from gradplan.backends.gpu import launch, programs, table
 from gradplan.cases import Case, Layout
 from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
+from gradplan.registry import ELEMENTS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -43,9 +44,10 @@ PLACES = [
 JOBS = {
     "map": ("norm2", (512, 300), (4, 30), "f32", (), {}),
     "resident": ("var", (512, 300), (6, 9), "bf16", (), {}),
-    "streamed": ("softmax", (600, 50_000), (4, 140), "f32", (), {}),
-    "split": ("softmax", (3, 300_000), (2, 300), "f16", (), {}),
-    "split_product": ("prod", (2, 300_000), (2, 140), "f32", ("y",), {}),
+    "cluster": ("softmax", (600, 20_000), (2, 140), "f32", (), {}),
+    "joined": ("softmax", (300, 50_000), (2, 300), "f16", (), {}),
+    "joined_product": ("prod", (2, 300_000), (2, 140), "f32", ("y",), {}),
+    "split": ("softmax", (3, 3_000_000), (2, 300), "f16", (), {}),
     "scan_resident": ("cummax", (300, 1000), (4, 20), "f32", (), {}),
     "scan_tiled": ("cumprod", (600, 40_000), (4, 140), "f32", (), {}),
     "scan_split": ("cumprod", (3, 60_000), (2, 140), "f32", ("y",), {}),
@@ -53,7 +55,15 @@ JOBS = {
     "scan_halves": ("cumsum", (300, 4096), (3, 140), "bf16", (), {}),
     "embedding": ("embedding", (20_000, 96, 300), (90, 5, 9), "f32", (), {"accumulate": False}),
 }
-WITH_WORKSPACE = ("split", "split_product", "scan_split", "log_split", "embedding")
+WITH_WORKSPACE = (
+    "cluster",
+    "joined",
+    "joined_product",
+    "split",
+    "scan_split",
+    "log_split",
+    "embedding",
+)
 
 jobs = pytest.mark.parametrize("name", list(JOBS))
 places = pytest.mark.parametrize("place", PLACES)
@@ -136,23 +146,37 @@ def workspace_for(plan, device, extra=0):
 @pytest.mark.parametrize("layout", list(Layout))
 @problems()
 def test_grid(spec, element, layout, complete):
+    """Shapes and options take turns; `--complete` runs all of them, for a quarter of an hour."""
     if layout in cases.layouts_of(spec):
-        some = cases.grid(spec, element, layout, complete=complete)
-        missed = [str(got) for case in some if not (got := cases.run_plan(case, "cuda")).ok]
-        assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+        check(cases.grid(spec, element, layout, turns=not complete))
+
+
+@gpu
+@pytest.mark.timeout(1200)
+@problems()
+def test_every_variant_with_large_shapes(spec, element):
+    """All that the measured thresholds can choose, with long rows and long strided axes."""
+    check(large(spec, element, launch.device_arch(0)))
+
+
+def check(some):
+    missed = [str(got) for case in some if not (got := cases.run_plan(case, "cuda")).ok]
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
 @pytest.fixture
-def small_table(monkeypatch):
+def small_table():
     """The interpreter's thresholds on the GPU: small shapes meet every variant."""
-    for module in (programs, precision):
-        monkeypatch.setattr(module, "table_of", lambda arch: table._INTERPRETER)
-    monkeypatch.setattr(plans, "_plans", {})
+    with table.using(launch.device_arch(0), table.table_of("interpreter")):
+        yield
 
 
 @gpu
 @problems()
-def test_covering_cases_with_small_tiles(spec, element, small_table):
+def test_covering_cases_with_small_tiles(spec, element, small_table, complete):
+    """Every data and option in some variant; large shapes meet them all, so elements take turns."""
+    if not complete and element is not ELEMENTS[SPECS.index(spec) % len(ELEMENTS)]:
+        pytest.skip("another element has its turn")
     missed = []
     for problem in covering(spec, element):
         problem.run("cuda")

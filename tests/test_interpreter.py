@@ -1,6 +1,6 @@
 """The GPU's kernels in Triton's interpreter, on CPU memory: right in every variant.
 
-The interpreter's table of thresholds is small, so that small shapes are split, streamed and tiled
+The interpreter's table of thresholds is small, so that small shapes are split and tiled
 as large ones are on a GPU. It takes about a tenth of a second a program, so every kind and element
 meets a covering set of cases here; `--complete` runs the whole grid, for hours.
 """
@@ -91,12 +91,13 @@ def test_every_kernel_is_met():
 
 def long_rows(element):
     """cumsum of halves in rows of a thousand and more, whichever kernel takes them."""
-    for (rows, n), reverse, layout in [
-        ((1, 1024), False, Layout.CONTIGUOUS),  # one tile, full
-        ((3, 1025), True, Layout.OFFSET),  # a second tile of one element
-        ((3, 1087), True, Layout.NEGATIVE),  # ... of 63, walked the other way
-        ((3, 2112), False, Layout.CONTIGUOUS),  # ... a third of one block
-    ]:
+    some = [
+        ((1, 1024), False, Layout.CONTIGUOUS),  # full tiles
+        ((3, 1025), True, Layout.OFFSET),  # a last one of one element
+        ((3, 1087), True, Layout.NEGATIVE),  # ... of all but one, walked the other way
+        ((3, 1568), False, Layout.CONTIGUOUS),  # rows of full tiles
+    ]
+    for (rows, n), reverse, layout in some[HALVES.index(element) :: 2]:
         desc = cases.describe(spec_of("cumsum"), element, (rows, n), (1,), reverse=reverse)
         yield Case(desc=desc, layout=layout, seed=n)
 
@@ -109,9 +110,9 @@ def test_long_rows_of_halves(element):
 @pytest.mark.parametrize("element", [pytest.param(e, id=f"cumsum-{e}-leaks") for e in HALVES])
 def test_a_nan_or_an_infinity_stays_where_the_sum_has_it(element):
     """One bad element in a long row, near each end and inside, and the other row clean."""
-    desc = cases.describe(spec_of("cumsum"), element, (2, 1088), (1,))
+    desc = cases.describe(spec_of("cumsum"), element, (2, 320), (1,))
     first = element is ElementKind.F16
-    for bad, place in [(np.nan, 0), (np.inf, 1024)] if first else [(-np.inf, 63), (np.nan, 1087)]:
+    for bad, place in [(np.nan, 0), (np.inf, 256)] if first else [(-np.inf, 63), (np.nan, 319)]:
         problem = cases.Problem(Case(desc=desc, seed=place))
         problem.poke("dy", (1, place), bad)
         settle(problem)
@@ -216,16 +217,18 @@ def test_products_of_anything(kind, element):
     spec = spec_of(kind)
     lefts = [(), ("y",)] if kind == "cumprod" else [("y",)]
     for n, without in itertools.product((9, 70), lefts):
-        for some in special if n == 9 else special[::2]:
-            desc = cases.describe(spec, ElementKind(element), (3, n), (1,))
-            problem = cases.Problem(Case(desc=desc, without=without, seed=n))
+        # A row for each, between rows of ordinary factors.
+        rows = special if n == 9 else special[::2]
+        desc = cases.describe(spec, ElementKind(element), (2 * len(rows) + 1, n), (1,))
+        problem = cases.Problem(Case(desc=desc, without=without, seed=n))
+        for row, some in enumerate(rows):
             for k, value in enumerate(some):
-                problem.poke("x", (1, k * (n // 5) + 1), value)
-            if "y" in problem.arrays:
-                with np.errstate(all="ignore"):
-                    y = np.cumprod(problem.arrays["x"].astype(np.float64), 1)
-                    problem.poke("y", ..., y.astype(problem.arrays["y"].dtype))
-            settle(problem)
+                problem.poke("x", (2 * row + 1, k * (n // 5) + 1), value)
+        if "y" in problem.arrays:
+            with np.errstate(all="ignore"):
+                y = np.cumprod(problem.arrays["x"].astype(np.float64), 1)
+                problem.poke("y", ..., y.astype(problem.arrays["y"].dtype))
+        settle(problem)
 
 
 def far_apart(shape, strides, element):
@@ -322,7 +325,7 @@ def test_the_variant_does_not_depend_on_the_data():
     for data in Data:
         desc = cases.describe(spec_of("prod"), ElementKind.F32, (4, 70), (1,))
         problem = cases.Problem(Case(desc=desc, data=data, without=("y",)))
-        assert bound(problem).sku.variant == "streamed"
+        assert bound(problem).sku.variant == "split"
 
 
 def test_the_sku_tells_the_truth():

@@ -1123,3 +1123,17 @@ def test_results_do_not_depend_on_the_layout_beyond_the_guarantee(kind):
     ):
         problem = case(kind, shape, axis, layout=layout)
         assert problem.error(problem.run()) <= problem.plan.precision_guarantee.relative_error
+
+
+@pytest.mark.parametrize("kind", ["softmax", "cumsum", "lerp"])
+def test_a_call_like_an_earlier_one_is_checked_too(kind):
+    """Layouts that were found good before say nothing about addresses or access."""
+    problem = case(kind)
+    problem.plan.run(problem.args())
+    out = problem.outputs[0]
+    locked = problem.arrays[out].copy()
+    locked.flags.writeable = False
+    refused(problem, gp.InvalidProblem, out, "read-only", **{out: locked})
+    whole = np.zeros((5, 6), np.float32)
+    refused(problem, gp.InvalidProblem, out, "dy", "overlaps", dy=whole[:4], **{out: whole[1:]})
+    problem.plan.run(problem.args())

@@ -29,6 +29,7 @@ from gradplan.errors import (
 from gradplan.kinds import ElementKind, IndexKind
 from gradplan.overlap import check_overlaps, overlaps, same_place, self_overlaps
 from gradplan.views import (
+    Layout,
     View,
     as_numpy,
     check_extent,
@@ -279,7 +280,7 @@ def test_read_only_arrays():
 def test_the_address_by_either_way():
     array = np.zeros((4, 4))[1:, ::-1]
     assert views._address_by_field(array) == views._address_by_attribute(array)
-    assert views._address is views._address_by_field
+    assert views.address_of is views._address_by_field
 
 
 def test_no_copy_and_no_growth(monkeypatch):
@@ -908,7 +909,7 @@ def test_reshape_view():
 
 
 def at(ptr, shape, strides, kind=ElementKind.F32):
-    return View(ptr, shape, strides, kind, "cpu", True, None)
+    return View(ptr, Layout(shape, strides, kind, "cpu", True), None)
 
 
 def test_halves_of_one_buffer_do_not_overlap():

@@ -41,6 +41,7 @@ from .kinds import (
     SoftmaxKind,
 )
 from .registry import ELEMENTS, KINDS, KindSpec, Need
+from .views import Layout as Lies
 from .views import View
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "options_of",
     "run_function",
     "run_plan",
+    "strides_of",
 ]
 
 Array = NDArray[Any]
@@ -309,22 +311,34 @@ def grid(
     *,
     complete: bool = True,
     quick: bool = False,
+    turns: bool = False,
 ) -> Iterator[Case]:
     """The cases of one kind, element and layout.
 
     Contiguous arrays meet all data; the other layouts meet random data and one edge per shape, a
     different one each, for the arithmetic does not depend on the layout. `quick` stays with what
-    one kernel can run.
+    one kernel can run. `turns` is for a GPU, which compiles a kernel for nearly every combination:
+    contiguous arrays meet each shape and each option once, any other layout one of each, which
+    change from kind to kind and from element to element.
     """
     edges = data_of(spec)[1:]
-    turns = itertools.count(list(Layout).index(layout))
+    place = list(Layout).index(layout)
+    counter = itertools.count(place)
     shapes, asked = shapes_of(spec, layout), options_of(spec, element, complete=complete)
     if quick:
         shapes = shapes[:1] if spec.category is OpCategory.EMBEDDING else shapes[1:2]
         asked = [options for options in asked if _kernel(options) == _kernel(asked[0])]
-    for (shape, axes), (fields, without) in itertools.product(shapes, asked):
+    pairs = list(itertools.product(shapes, asked))
+    if turns:
+        count = max(len(shapes), len(asked)) if layout is Layout.CONTIGUOUS else 1
+        first = 4 * list(KINDS).index((spec.category, spec.kind)) + ELEMENTS.index(element) + place
+        pairs = [
+            (shapes[k % len(shapes)], asked[(k + first // len(shapes)) % len(asked)])
+            for k in range(first, first + count)
+        ]
+    for (shape, axes), (fields, without) in pairs:
         desc = describe(spec, element, shape, axes, **fields)
-        turn = next(turns)
+        turn = next(counter)
         some = edges if layout is Layout.CONTIGUOUS else (edges[turn % len(edges)],)
         for data in (Data.RANDOM, *some):
             yield Case(desc=desc, layout=layout, data=data, without=without, seed=turn)
@@ -370,14 +384,34 @@ def _placement(case: Case, operand: Operand) -> Placement:
     return straight
 
 
-def _allocate(operand: Operand, placement: Placement) -> tuple[Array, Array, Array]:
-    """(buffer, array within it, which elements of the buffer are not the array's)."""
-    dtype, shape = _DTYPES[operand.dtype], operand.shape
+def _strides(shape: tuple[int, ...], placement: Placement) -> tuple[list[int], int]:
+    """(strides, elements from the first to behind the last)."""
     strides, span = [0] * len(shape), 1
     for axis in reversed(placement.order):
         step = placement.steps[axis]
         strides[axis] = step and span * (1 if step > 0 else -1) * abs(step)
         span *= max(1, shape[axis] * abs(step))
+    return strides, span
+
+
+def strides_of(case: Case) -> dict[str, tuple[int, ...]]:
+    """The strides of a case's arrays as views tell them, without making any.
+
+    Not of a broadcast one, whose saved `y` may not repeat where its `x` does.
+    """
+    made = {}
+    for operand in case.desc.operands:
+        if operand.name not in case.without:
+            steps, _ = _strides(operand.shape, _placement(case, operand))
+            pairs = zip(operand.shape, steps, strict=True)
+            made[operand.name] = tuple(0 if n == 1 else step for n, step in pairs)
+    return made
+
+
+def _allocate(operand: Operand, placement: Placement) -> tuple[Array, Array, Array]:
+    """(buffer, array within it, which elements of the buffer are not the array's)."""
+    dtype, shape = _DTYPES[operand.dtype], operand.shape
+    strides, span = _strides(shape, placement)
     lines = _ALIGNMENT // dtype.itemsize
     buffer = np.empty(lines + _GUARD + placement.offset + span + _GUARD, dtype)
     buffer.view(_BITS[dtype.itemsize])[:] = _POISON[operand.dtype]
@@ -500,11 +534,13 @@ class Problem:
             offset = array.ctypes.data - self._memory[home][0].ctypes.data
             views[operand.name] = View(
                 copies[home].data_ptr() + offset,
-                array.shape,
-                tuple(step // array.itemsize for step in array.strides),
-                operand.dtype,
-                plan.device,
-                True,
+                Lies(
+                    array.shape,
+                    tuple(step // array.itemsize for step in array.strides),
+                    operand.dtype,
+                    plan.device,
+                    True,
+                ),
                 copies[home],
             )
         plan._run_views(views)

@@ -1,14 +1,14 @@
 """Plain functions, like NumPy's: the arrays decide the plan, the device and what comes back.
 
-Each is a thin wrapper: it views its arrays once, looks up the plan of their shape and type, and
-runs it into `out` or into a new array of the caller's own library.
+Each is a thin wrapper: it views its arrays once, looks up the plan of their layouts, and runs it
+into `out` or into a new array of the caller's own library. A question is worked out when it is
+first asked; the same question about arrays of the same layouts is one look-up.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from .descriptors import (
@@ -24,7 +24,6 @@ from .kinds import (
     ElementKind,
     IndexKind,
     Named,
-    OpCategory,
     ReduceKind,
     ScanKind,
     SoftmaxKind,
@@ -40,7 +39,15 @@ from .plans import (
 )
 from .registry import spec_of
 from .sku import PlanPreference
-from .views import View, empty_like_type, reshape_view, restore_type, view
+from .views import (
+    Layout,
+    View,
+    empty_like_type,
+    remember,
+    reshape_view,
+    restore_type,
+    view,
+)
 
 __all__ = [
     "cummax_backward",
@@ -63,37 +70,19 @@ __all__ = [
     "var_backward",
 ]
 
-_PLAN_LIMIT = 1024
 Shape = tuple[int, ...]
 
 
-def _plan(
-    plan: Any,
-    descriptor: type,
-    device: str,
-    preference: PlanPreference | None,
-    fields: tuple[tuple[str, Any], ...],
-) -> Any:
-    if preference is not None and not isinstance(preference, PlanPreference):
-        raise InvalidProblem(f"preference must be a PlanPreference, got {preference!r}")
-    return _asked(plan, descriptor, device, preference, fields)
-
-
-@lru_cache(maxsize=_PLAN_LIMIT)
-def _asked(
-    plan: Any,
-    descriptor: type,
-    device: str,
-    preference: PlanPreference | None,
-    fields: tuple[tuple[str, Any], ...],
-) -> Any:
-    """The plan of a question asked in plain values, without normalising it again."""
-    return plan.select(descriptor(**dict(fields)), device=device, preference=preference)
+def _preference(given: Any) -> PlanPreference | None:
+    """What was asked for, before it becomes part of a question that is looked up."""
+    if given is None or isinstance(given, PlanPreference):
+        return given
+    raise InvalidProblem(f"preference must be a PlanPreference, got {given!r}")
 
 
 def _row(lent: View) -> View:
     """Rank 0 counts as one element."""
-    return lent if lent.shape else reshape_view(lent, (1,), (0,))
+    return lent if lent.layout.shape else reshape_view(lent, (1,), (0,))
 
 
 def _element(lent: View, label: str) -> ElementKind:
@@ -118,62 +107,77 @@ def _number(label: str, value: Any) -> float:
         raise InvalidProblem(f"{label} must be a number, got {value!r}") from None
 
 
-def _run(
-    function: str,
-    plan: Plan,
-    like: Any,
-    given: dict[str, View],
-    shape: Shape,
-    out: Any,
-    stream: Any,
-) -> Any:
-    """Run into `out`, or into a new array like `like`; `shape` is the caller's own."""
-    target = empty_like_type(like, shape) if out is None else out
-    lent = view(target, f"{function}: out")
-    if lent.shape != shape:
-        raise InvalidProblem(f"{function}: out must have shape {shape}, got {lent.shape}")
-    given["dx"] = _row(lent)
-    views = {}
-    for operand in plan._operands:
-        found = given.get(operand.name)
-        if found is None:
-            plan._check_absent(operand)
-        else:
-            views[operand.name] = plan._checked(operand, found)
-    plan._run_views(views, stream=stream)
-    return restore_type(like, target) if out is None else out
+class _Function:
+    """What one kind's function has ready: its labels, and the questions it was asked."""
+
+    def __init__(self, plan: Any, descriptor: Any, kind: Named) -> None:
+        self.plan = plan
+        self.descriptor = descriptor
+        self.kind = kind
+        self.name = name = spec_of(descriptor.category, kind).function
+        self.dy, self.x, self.y = f"{name}: dy", f"{name}: x", f"{name}: y"
+        self.axis, self.out = f"{name}: axis", f"{name}: out"
+        self.asked: dict[Any, Any] = {}
+
+    def select(self, device: str, preference: PlanPreference | None, **fields: Any) -> Any:
+        descriptor = self.descriptor(kind=self.kind, **fields)
+        return self.plan.select(descriptor, device=device, preference=preference)
+
+    def run(
+        self, plan: Plan, like: Any, views: dict[str, View], shape: Shape, out: Any, stream: Any
+    ) -> Any:
+        """Run into `out`, or into a new array like `like`; `shape` is the caller's own."""
+        target = empty_like_type(like, shape) if out is None else out
+        lent = view(target, self.out)
+        if lent.layout.shape != shape:
+            raise InvalidProblem(f"{self.out} must have shape {shape}, got {lent.shape}")
+        views["dx"] = _row(lent)
+        plan._run_views(views, None, None, stream)
+        return restore_type(like, target) if out is None else out
 
 
-def _along(
-    plan: Any,
-    descriptor: type,
-    axis_field: str,
-    kind: Named,
-    dy: Any,
-    saved: dict[str, Any],
-    axis: Any,
-    out: Any,
-    preference: PlanPreference | None,
-    stream: Any,
-    **more: Any,
-) -> Any:
+class _Along(_Function):
     """A gradient along one axis, where every array has the full shape."""
-    function = spec_of(descriptor.category, kind).function  # type: ignore[attr-defined]
-    lent = view(dy, f"{function}: dy")
-    shape = lent.shape
-    given = {"dy": _row(lent)}
-    for name, array in saved.items():
-        if array is not None:
-            given[name] = _row(view(array, f"{function}: {name}"))
-    fields = (
-        ("kind", kind),
-        ("input_shape", shape or (1,)),
-        (axis_field, _integer(f"{function}: axis", axis)),
-        ("element", _element(lent, f"{function}: dy")),
-        *more.items(),
-    )
-    chosen = _plan(plan, descriptor, lent.device, preference, fields)
-    return _run(function, chosen, dy, given, shape, out, stream)
+
+    def __call__(
+        self,
+        dy: Any,
+        x: Any,
+        y: Any,
+        axis: Any,
+        out: Any,
+        preference: PlanPreference | None,
+        stream: Any,
+        **more: Any,
+    ) -> Any:
+        lent = view(dy, self.dy)
+        views = {"dy": _row(lent)}
+        if x is not None:
+            views["x"] = _row(view(x, self.x))
+        if y is not None:
+            views["y"] = _row(view(y, self.y))
+        if type(axis) is not int:
+            axis = _integer(self.axis, axis)
+        layout = lent.layout
+        key = (layout, axis, _preference(preference), *more.values())
+        plan = self.asked.get(key)
+        if plan is None:
+            plan = self.select(
+                layout.device,
+                preference,
+                input_shape=layout.shape or (1,),
+                element=_element(lent, self.dy),
+                **{_AXIS_FIELD[self.plan]: axis},
+                **more,
+            )
+            remember(self.asked, key, plan)
+        return self.run(plan, dy, views, layout.shape, out, stream)
+
+
+_AXIS_FIELD = {SoftmaxBackwardPlan: "softmax_axis", ScanBackwardPlan: "scan_axis"}
+_SOFTMAX = _Along(SoftmaxBackwardPlan, SoftmaxBackwardDescriptor, SoftmaxKind.SOFTMAX)
+_LOG_SOFTMAX = _Along(SoftmaxBackwardPlan, SoftmaxBackwardDescriptor, SoftmaxKind.LOG_SOFTMAX)
+_SCANS = {kind: _Along(ScanBackwardPlan, ScanBackwardDescriptor, kind) for kind in ScanKind}
 
 
 def softmax_backward(
@@ -186,18 +190,7 @@ def softmax_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of softmax: dx = y · (dy − Σ y·dy)."""
-    return _along(
-        SoftmaxBackwardPlan,
-        SoftmaxBackwardDescriptor,
-        "softmax_axis",
-        SoftmaxKind.SOFTMAX,
-        dy,
-        {"y": y},
-        axis,
-        out,
-        preference,
-        stream,
-    )
+    return _SOFTMAX(dy, None, y, axis, out, preference, stream)
 
 
 def log_softmax_backward(
@@ -210,18 +203,7 @@ def log_softmax_backward(
     preference: PlanPreference | None = None,
 ) -> Any:
     """The gradient of log-softmax: dx = dy − exp(y) · Σ dy."""
-    return _along(
-        SoftmaxBackwardPlan,
-        SoftmaxBackwardDescriptor,
-        "softmax_axis",
-        SoftmaxKind.LOG_SOFTMAX,
-        dy,
-        {"y": y},
-        axis,
-        out,
-        preference,
-        stream,
-    )
+    return _LOG_SOFTMAX(dy, None, y, axis, out, preference, stream)
 
 
 def lerp_backward(
@@ -233,36 +215,39 @@ def lerp_backward(
     preference: PlanPreference | None = None,
 ) -> tuple[Any, Any]:
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
-    lent = view(dy, "lerp_backward: dy")
-    shape = lent.shape
-    fields = (
-        ("kind", BinaryKind.LERP),
-        ("shape", shape or (1,)),
-        ("element", _element(lent, "lerp_backward: dy")),
-        ("param", _number("lerp_backward: weight", weight)),
-    )
-    plan = _plan(
-        BinaryParamBackwardPlan, BinaryParamBackwardDescriptor, lent.device, preference, fields
-    )
+    lent = view(dy, _LERP.dy)
+    layout = lent.layout
+    shape = layout.shape
+    key = (layout, _number("lerp_backward: weight", weight), _preference(preference))
+    plan = _LERP.asked.get(key)
+    if plan is None:
+        element = _element(lent, _LERP.dy)
+        plan = _LERP.select(
+            layout.device, preference, shape=shape or (1,), element=element, param=key[1]
+        )
+        remember(_LERP.asked, key, plan)
     if out is None:
         targets = (empty_like_type(dy, shape), empty_like_type(dy, shape))
     else:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise InvalidProblem("lerp_backward: out must be a pair (da, db), either may be None")
         targets = (out[0], out[1])
-    given = {"dy": _row(lent)}
-    for operand, target in zip(plan._operands[1:], targets, strict=True):
+    views = {"dy": _row(lent)}
+    for name, target in zip(("da", "db"), targets, strict=True):
         if target is not None:
-            made = view(target, f"lerp_backward: {operand.name}")
-            if made.shape != shape:
+            made = view(target, f"lerp_backward: {name}")
+            if made.layout.shape != shape:
                 raise InvalidProblem(
-                    f"lerp_backward: {operand.name} must have shape {shape}, got {made.shape}"
+                    f"lerp_backward: {name} must have shape {shape}, got {made.shape}"
                 )
-            given[operand.name] = plan._checked(operand, _row(made))
-    plan._run_views(given, stream=stream)
+            views[name] = _row(made)
+    plan._run_views(views, stream=stream)
     if out is not None:
         return targets
     return restore_type(dy, targets[0]), restore_type(dy, targets[1])
+
+
+_LERP = _Function(BinaryParamBackwardPlan, BinaryParamBackwardDescriptor, BinaryKind.LERP)
 
 
 def _scan(
@@ -275,22 +260,10 @@ def _scan(
     out: Any,
     preference: PlanPreference | None,
     stream: Any,
-    ties: Any = "first",
+    ties: Any = TieRule.FIRST,
 ) -> Any:
-    return _along(
-        ScanBackwardPlan,
-        ScanBackwardDescriptor,
-        "scan_axis",
-        kind,
-        dy,
-        {"x": x, "y": y},
-        axis,
-        out,
-        preference,
-        stream,
-        reverse=bool(reverse),
-        ties=TieRule.coerce(ties),
-    )
+    run, ties = _SCANS[kind], TieRule.coerce(ties)
+    return run(dy, x, y, axis, out, preference, stream, reverse=bool(reverse), ties=ties)
 
 
 def cumsum_backward(
@@ -378,15 +351,13 @@ def logcumsumexp_backward(
     return _scan(ScanKind.LOG_CUMSUM_EXP, dy, x, y, axis, reverse, out, preference, stream)
 
 
-def _reduced_axes(function: str, axis: Any, rank: int) -> Shape:
+def _reduced_axes(function: str, axis: int | Shape | None, rank: int) -> Shape:
     """The axes as given, counted from the front; rank 0 has one axis of one element."""
     rank = max(rank, 1)
     if axis is None:
         return tuple(range(rank))
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
     axes = []
-    for one in given:
-        number = _integer(f"{function}: an axis", one)
+    for number in axis if isinstance(axis, tuple) else (axis,):
         if not -rank <= number < rank:
             raise InvalidProblem(f"{function}: axis {number} is out of range for rank {rank}")
         axes.append(number % rank)
@@ -411,51 +382,102 @@ def _kept(label: str, lent: View, shape: Shape, axes: Shape) -> View:
     )
 
 
-def _reduce(
-    kind: ReduceKind,
-    dy: Any,
-    x: Any,
-    y: Any,
-    shape: Any,
-    axis: Any,
-    keepdims: bool,
-    out: Any,
-    preference: PlanPreference | None,
-    stream: Any,
-    **more: Any,
-) -> Any:
-    function = spec_of(OpCategory.REDUCTION, kind).function
-    lent = view(dy, f"{function}: dy")
-    given = {}
-    if x is None:
-        if not isinstance(shape, Iterable):
-            raise InvalidProblem(f"{function}: shape must be a tuple of ints, got {shape!r}")
-        extents = tuple(_integer(f"{function}: an extent of shape", n) for n in shape)
-    else:
-        source = view(x, f"{function}: x")
-        extents = source.shape
-        given["x"] = _row(source)
-    axes = _reduced_axes(function, axis, len(extents))
-    small = {"dy": lent}
-    if y is not None:
-        small["y"] = view(y, f"{function}: y")
-    for name, array in small.items():
-        if not extents:
-            if array.shape != ():
-                raise InvalidProblem(f"{function}: {name} must have shape (), got {array.shape}")
-            given[name] = _row(array)
+class _Reduction(_Function):
+    """The gradient of a reduction; `dy` and `y` come with or without the reduced axes."""
+
+    def __call__(
+        self,
+        dy: Any,
+        x: Any,
+        y: Any,
+        shape: Any,
+        axis: Any,
+        keepdims: bool,
+        out: Any,
+        preference: PlanPreference | None,
+        stream: Any,
+        **more: Any,
+    ) -> Any:
+        lent = view(dy, self.dy)
+        source = None
+        if x is None:
+            extents = self._extents(shape)
         else:
-            label = f"{function}: {name}"
-            given[name] = array if keepdims else _kept(label, array, extents, axes)
-    fields = (
-        ("kind", kind),
-        ("input_shape", extents or (1,)),
-        ("reduce_axis", axes),
-        ("element", _element(lent, f"{function}: dy")),
-        *more.items(),
-    )
-    plan = _plan(ReduceBackwardPlan, ReduceBackwardDescriptor, lent.device, preference, fields)
-    return _run(function, plan, dy if x is None else x, given, extents, out, stream)
+            source = view(x, self.x)
+            extents = source.layout.shape
+        saved = None if y is None else view(y, self.y)
+        if axis is not None and type(axis) is not int:
+            given = axis if isinstance(axis, (tuple, list)) else (axis,)
+            axis = tuple([_integer(f"{self.name}: an axis", one) for one in given])
+        key = (
+            lent.layout,
+            None if saved is None else saved.layout,
+            extents,
+            axis,
+            bool(keepdims),
+            _preference(preference),
+            *more.values(),
+        )
+        answer = self.asked.get(key)
+        if answer is None:
+            answer = self._answer(lent, saved, extents, axis, keepdims, preference, more)
+            remember(self.asked, key, answer)
+        plan, dy_layout, y_layout = answer
+        views = {"dy": View(lent.ptr, dy_layout, lent.owner)}
+        if source is not None:
+            views["x"] = _row(source)
+        if saved is not None and y_layout is not None:
+            views["y"] = View(saved.ptr, y_layout, saved.owner)
+        return self.run(plan, dy if x is None else x, views, extents, out, stream)
+
+    def _extents(self, shape: Any) -> Shape:
+        try:
+            return tuple(map(operator.index, shape))
+        except TypeError:
+            if not isinstance(shape, Iterable):
+                message = f"{self.name}: shape must be a tuple of ints, got {shape!r}"
+                raise InvalidProblem(message) from None
+            return tuple([_integer(f"{self.name}: an extent of shape", n) for n in shape])
+
+    def _answer(
+        self,
+        dy: View,
+        y: View | None,
+        extents: Shape,
+        axis: int | Shape | None,
+        keepdims: bool,
+        preference: PlanPreference | None,
+        more: dict[str, Any],
+    ) -> tuple[Plan, Layout, Layout | None]:
+        """The plan of a question, and the layouts of `dy` and `y` in keepdim form."""
+        axes = _reduced_axes(self.name, axis, len(extents))
+
+        def whole(lent: View, label: str) -> Layout:
+            if not extents:
+                if lent.shape != ():
+                    raise InvalidProblem(f"{label} must have shape (), got {lent.shape}")
+                return _row(lent).layout
+            return lent.layout if keepdims else _kept(label, lent, extents, axes).layout
+
+        layouts = whole(dy, self.dy), None if y is None else whole(y, self.y)
+        plan: Plan = self.select(
+            dy.device,
+            preference,
+            input_shape=extents or (1,),
+            reduce_axis=axes,
+            element=_element(dy, self.dy),
+            **more,
+        )
+        return plan, *layouts
+
+
+_REDUCTIONS = {
+    kind: _Reduction(ReduceBackwardPlan, ReduceBackwardDescriptor, kind) for kind in ReduceKind
+}
+
+
+def _reduce(kind: ReduceKind, *given: Any, **more: Any) -> Any:
+    return _REDUCTIONS[kind](*given, **more)
 
 
 def sum_backward(
@@ -660,7 +682,45 @@ def embedding_backward(
     equal to `padding_idx`, are skipped. `accumulate=True` adds to `out`.
     """
     me = "embedding_backward"
-    rows, keys = view(dout, f"{me}: dout"), view(indices, f"{me}: indices")
+    rows = view(dout, "embedding_backward: dout")
+    keys = view(indices, "embedding_backward: indices")
+    if accumulate and out is None:
+        raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
+    if type(num_embeddings) is not int:
+        num_embeddings = _integer(f"{me}: num_embeddings", num_embeddings)
+    if padding_idx is not None:
+        padding_idx = _integer(f"{me}: padding_idx", padding_idx)
+    options = (num_embeddings, padding_idx, bool(accumulate), bool(scale_grad_by_freq))
+    question = (rows.layout, keys.layout, _preference(preference), options)
+    answer = _EMBEDDINGS.get(question)
+    if answer is None:
+        answer = _embedding(rows, keys, preference, *options)
+        remember(_EMBEDDINGS, question, answer)
+    plan, extents, dout_layout, indices_layout = answer
+    target = empty_like_type(dout, plan._operands[2].shape) if out is None else out
+    views = {
+        "dout": View(rows.ptr, dout_layout, rows.owner),
+        "indices": View(keys.ptr, indices_layout, keys.owner),
+        "dweight": view(target, "embedding_backward: out"),
+    }
+    plan._run_views(views, None, extents, stream)
+    return restore_type(dout, target) if out is None else out
+
+
+_EMBEDDINGS: dict[Any, tuple[Plan, Shape, Layout, Layout]] = {}
+
+
+def _embedding(
+    rows: View,
+    keys: View,
+    preference: PlanPreference | None,
+    num_embeddings: int,
+    padding_idx: int | None,
+    accumulate: bool,
+    scale_grad_by_freq: bool,
+) -> tuple[Plan, Shape, Layout, Layout]:
+    """The plan of a question, the indices' shape with axes merged, and both layouts so."""
+    me = "embedding_backward"
     if not isinstance(keys.dtype, IndexKind):
         raise Unsupported(f"{me}: indices: expected i32 or i64, got {keys.dtype.value}")
     if len(rows.shape) != len(keys.shape) + 1 or rows.shape[:-1] != keys.shape:
@@ -668,37 +728,21 @@ def embedding_backward(
             f"{me}: dout must have the indices' shape {keys.shape} and one more axis, "
             f"got {rows.shape}"
         )
-    if accumulate and out is None:
-        raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
-    dim, count = rows.shape[-1], keys.size
-    fields = (
-        ("num_embeddings", _integer(f"{me}: num_embeddings", num_embeddings)),
-        ("embedding_dim", dim),
-        ("num_indices", count),
-        ("element", _element(rows, f"{me}: dout")),
-        ("index", keys.dtype),
-        (
-            "padding_idx",
-            None if padding_idx is None else _integer(f"{me}: padding_idx", padding_idx),
-        ),
-        ("accumulate", bool(accumulate)),
-        ("scale_grad_by_freq", bool(scale_grad_by_freq)),
+    dim = rows.shape[-1]
+    descriptor = EmbeddingBackwardDescriptor(
+        num_embeddings=num_embeddings,
+        embedding_dim=dim,
+        num_indices=keys.size,
+        element=_element(rows, f"{me}: dout"),
+        index=keys.dtype,
+        padding_idx=padding_idx,
+        accumulate=accumulate,
+        scale_grad_by_freq=scale_grad_by_freq,
     )
-    plan = _plan(
-        EmbeddingBackwardPlan, EmbeddingBackwardDescriptor, rows.device, preference, fields
-    )
-    target = empty_like_type(dout, plan._operands[2].shape) if out is None else out
-    table = plan._checked(plan._operands[2], view(target, f"{me}: out"))
-    for operand, lent in zip(plan._operands[:2], (rows, keys), strict=True):
-        plan._checked(operand, reshape_view(lent, operand.shape, (0,) * len(operand.shape)))
+    plan = EmbeddingBackwardPlan.select(descriptor, device=rows.device, preference=preference)
     extents, steps = _merged(keys.shape, keys.strides, rows.strides[:-1])
-    views = {
-        "dout": reshape_view(rows, (*extents, dim), (*steps[1], rows.strides[-1])),
-        "indices": reshape_view(keys, extents, steps[0]),
-        "dweight": table,
-    }
-    plan._run_views(views, index_shape=extents, stream=stream)
-    return restore_type(dout, target) if out is None else out
+    dout = reshape_view(rows, (*extents, dim), (*steps[1], rows.strides[-1]))
+    return plan, extents, dout.layout, reshape_view(keys, extents, steps[0]).layout
 
 
 def _merged(shape: Shape, first: Shape, second: Shape) -> tuple[Shape, tuple[Shape, Shape]]:

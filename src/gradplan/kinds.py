@@ -29,6 +29,9 @@ __all__ = [
 class Named(StrEnum):
     """An enum whose members are, and compare equal to, their lower-case names."""
 
+    # Equal strings hash alike; and enums' own hash is a Python function, slow in every look-up.
+    __hash__ = str.__hash__
+
     @classmethod
     def _unknown(cls, message: str) -> Exception:
         return InvalidProblem(message)

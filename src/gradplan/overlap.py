@@ -11,14 +11,14 @@ memory may be named from either side.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from math import gcd
 
 from .errors import InvalidProblem
 from .views import View
 
-__all__ = ["check_overlaps", "overlaps", "same_place", "self_overlaps"]
+__all__ = ["apart", "check_overlaps", "overlaps", "same_place", "self_overlaps"]
 
 _Shape = tuple[int, ...]
 # A coefficient and the largest value of its variable, the smallest being 0.
@@ -152,6 +152,23 @@ def _solvable(terms: Iterable[_Term], target: int, budget: list[int]) -> bool | 
         return False
 
     return search(0, target)
+
+
+def apart(out: View, views: Mapping[str, View], same: Collection[str]) -> bool:
+    """The quick answer: an output's address range meets no other's, but for exactly a `same` one.
+
+    False means that `check_overlaps` has to look. Whether an output overlaps itself is a matter
+    of its layout, and not asked here.
+    """
+    ptr, layout = out.ptr, out.layout
+    lo, hi = ptr + layout.lo, ptr + layout.hi
+    for name, other in views.items():
+        at, there = other.ptr, other.layout
+        if at + there.lo < hi and lo < at + there.hi and other is not out:
+            if at == ptr and there is layout and name in same:
+                continue
+            return False
+    return True
 
 
 _DY = frozenset({"dy"})

@@ -1,13 +1,15 @@
 """Plans: the answer to a descriptor.
 
 `select` asks whether and how a problem can be run; `validate` checks one call's arrays;
-`bind` fixes the kernel variant for them; `run` does all of it, with the variant remembered by
-the arrays' strides.
+`bind` fixes the kernel variant for them; `run` does all of it. What depends on the arrays'
+layouts alone (most of validation, and the variant) is remembered by them, so that a call like an
+earlier one has only its addresses to look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -30,10 +32,10 @@ from .descriptors import (
 )
 from .errors import GradPlanError, InvalidProblem, MisalignedOperand, Unsupported, WorkspaceTooSmall
 from .geometry import c_strides
-from .overlap import check_overlaps
+from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
-from .views import View, view
+from .views import View, address_of, viewers
 
 if TYPE_CHECKING:
     from .backends.gpu.streams import Streams
@@ -55,6 +57,7 @@ _PROGRAM_LIMIT = 256
 _PLAN_LIMIT = 4096
 
 Views = dict[str, View]
+_layout_of = attrgetter("layout")
 
 
 def _device_name(device: Any) -> str:
@@ -129,7 +132,8 @@ class Plan:
         self._backend: Backend = find(device, preference)
         self._operands: tuple[Operand, ...] = descriptor.operands
         self._me = type(self).__name__
-        self._labels = {op.name: f"{self._me}: {op.name}" for op in self._operands}
+        self._arguments = [(op, op.name, f"{self._me}: {op.name}") for op in self._operands]
+        self._outputs = tuple(op.name for op in self._operands if op.output)
         self._check_support()
         self._guarantee = self._backend.guarantee(descriptor)
         self._workspace_size = self._backend.workspace_bound(descriptor)
@@ -140,6 +144,8 @@ class Plan:
                 f"of workspace, above max_workspace_bytes={limit}"
             )
         self._programs: dict[Any, Program] = {}
+        self._examined: dict[Any, Program] = {}
+        self._streams: dict[type, Streams] = {}
 
     @classmethod
     def select(
@@ -227,9 +233,15 @@ class Plan:
         streams = self._streams_of(views)
         handle = 0 if streams is None else streams.current()
         address, keep = self._workspace(program.workspace_bytes, workspace, views, handle)
-        launch = program.bind(views, address)
-        if streams is not None and keep is not None and workspace is None:
-            streams = streams.owning(keep, handle)
+        if streams is None:
+            launch = program.bind(views, address)
+        else:
+            gpu: Any = program
+            launch = gpu.bind(views, address, handle)
+            own = (keep if workspace is None else None, getattr(launch, "owned", None))
+            owned = [memory for memory in own if memory is not None]
+            if owned:
+                streams = streams.owning(owned, handle)
         return BoundLaunch(self, program, launch, (set(views), views, args, keep), streams)
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
@@ -240,51 +252,46 @@ class Plan:
         self,
         views: Views,
         workspace: Any = None,
-        index_shape: Sequence[int] | None = None,
+        index_shape: tuple[int, ...] | None = None,
         stream: Any = None,
     ) -> None:
         program = self._prepare(views, index_shape)
         needed = program.workspace_bytes
-        if self._backend.device is None:
-            if needed == 0 and workspace is None:
-                program.bind(views, 0)()
-                return
-            address, _keep = self._workspace(needed, workspace, views)
-            program.bind(views, address)()
-            return
+        handle = address = 0
         streams = self._streams_of(views)
-        assert streams is not None
-        handle = streams.current() if stream is None else streams.handle(stream)
-        address = 0
+        if streams is not None:
+            handle = streams.current() if stream is None else streams.handle(stream)
         if needed or workspace is not None:
             # The allocator may hand the memory out again at once: to this stream alone.
             address, _keep = self._workspace(needed, workspace, views, handle)
-        gpu: Any = program
-        gpu.run(views, address, handle)
+        program.run(views, address, handle)
 
     def _streams_of(self, views: Views) -> Streams | None:
         """The streams of the arrays' own library; None on the CPU."""
-        if self._backend.device is None:
+        device = self._backend.device
+        if device is None:
             return None
-        from .backends.gpu.streams import streams_of
+        owner = views[self._operands[0].name].owner
+        streams = self._streams.get(type(owner))
+        if streams is None:
+            from .backends.gpu.streams import streams_of
 
-        return streams_of(self._backend.device, views[self._operands[0].name].owner)
+            streams = self._streams[type(owner)] = streams_of(device, owner)
+        return streams
 
     def _views(self, args: Any) -> Views:
-        """Views of the arguments, each checked against its operand."""
+        """Views of the arguments, in the order of the operands."""
         if type(args) is not self._args_type and not isinstance(args, self._args_type):
             raise InvalidProblem(
                 f"{self._me}: expected {self._args_type.__name__}, got {type(args).__name__}"
             )
         views = {}
-        for operand in self._operands:
-            array = getattr(args, operand.name)
+        for operand, name, label in self._arguments:
+            array = getattr(args, name)
             if array is None:
                 self._check_absent(operand)
             else:
-                views[operand.name] = self._checked(
-                    operand, view(array, self._labels[operand.name])
-                )
+                views[name] = viewers[type(array)](array, label)
         return views
 
     def _check_absent(self, operand: Operand) -> None:
@@ -294,38 +301,66 @@ class Plan:
                 f"{self._me}: {self._desc.op} needs {operand.name}, and this {role} is missing"
             )
 
-    def _checked(self, operand: Operand, lent: View) -> View:
-        if lent.shape != operand.shape:
-            self._disagrees(operand, "shape", operand.shape, lent.shape)
+    def _check(self, operand: Operand, lent: View, shape: tuple[int, ...]) -> None:
+        if lent.shape != shape:
+            self._disagrees(operand, "shape", shape, lent.shape)
         if lent.dtype is not operand.dtype:
             self._disagrees(operand, "type", operand.dtype.value, lent.dtype.value)
         if lent.device != self._device:
             self._disagrees(operand, "device", self._device, lent.device)
         if operand.output and not lent.writable:
-            raise InvalidProblem(f"{self._me}: the output {operand.name} is read-only")
-        return lent
+            raise self._read_only(operand.name)
 
     def _disagrees(self, operand: Operand, what: str, expected: Any, came: Any) -> None:
         raise InvalidProblem(f"{self._me}: {operand.name} must have {what} {expected}, got {came}")
 
-    def _prepare(self, views: Views, index_shape: Sequence[int] | None = None) -> Program:
-        """Check overlaps; the program for these strides."""
-        inputs: list[tuple[str, View]] = []
-        outputs: list[tuple[str, View]] = []
-        for operand in self._operands:
-            lent = views.get(operand.name)
-            if lent is not None:
-                (outputs if operand.output else inputs).append((operand.name, lent))
-        check_overlaps(self._me, inputs, outputs, self._same)
-        key = (tuple(views), tuple([lent.strides for lent in views.values()]), index_shape)
-        program = self._programs.get(key)
+    def _read_only(self, name: str) -> InvalidProblem:
+        return InvalidProblem(f"{self._me}: the output {name} is read-only")
+
+    def _prepare(self, views: Views, index_shape: tuple[int, ...] | None = None) -> Program:
+        """Validate, and give the program for these layouts.
+
+        `views` follow the order of the operands. Indices of higher rank (`index_shape`), which
+        functions pass, stand for all of an embedding's leading axes.
+        """
+        key = (index_shape, *views, *map(_layout_of, views.values()))
+        program = self._examined.get(key)
         if program is None:
-            strides = {name: lent.strides for name, lent in views.items()}
-            program = self._program(strides, index_shape)
+            program = self._examine(views, index_shape)
+            if len(self._examined) >= _PROGRAM_LIMIT:
+                self._examined.clear()
+            self._examined[key] = program
+        for name in self._outputs:
+            out = views.get(name)
+            if out is None:
+                continue
+            if not out.writable:
+                raise self._read_only(name)
+            if not apart(out, views, self._same):
+                self._check_overlaps(views)
         return program
 
+    def _examine(self, views: Views, index_shape: tuple[int, ...] | None) -> Program:
+        """All that depends on layouts alone."""
+        for operand in self._operands:
+            lent = views.get(operand.name)
+            if lent is None:
+                self._check_absent(operand)
+                continue
+            shape = operand.shape
+            if index_shape is not None and not operand.output:
+                shape = index_shape + shape[1:]
+            self._check(operand, lent, shape)
+        self._check_overlaps(views)
+        return self._program({name: lent.strides for name, lent in views.items()}, index_shape)
+
+    def _check_overlaps(self, views: Views) -> None:
+        inputs = [(name, lent) for name, lent in views.items() if name not in self._outputs]
+        outputs = [(name, views[name]) for name in self._outputs if name in views]
+        check_overlaps(self._me, inputs, outputs, self._same)
+
     def _program(
-        self, strides: Mapping[str, tuple[int, ...]], index_shape: Sequence[int] | None = None
+        self, strides: Mapping[str, tuple[int, ...]], index_shape: tuple[int, ...] | None = None
     ) -> Program:
         key = (tuple(strides), tuple(strides.values()), index_shape)
         program = self._programs.get(key)
@@ -357,7 +392,7 @@ class Plan:
                 memory = allocate(needed, self._backend.device, stream)
                 return memory.data_ptr(), memory
             own = np.empty(needed + _WORKSPACE_ALIGNMENT, np.uint8)
-            address = own.__array_interface__["data"][0]
+            address = address_of(own)
             return -(-address // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT, own
         return self._checked_workspace(given, views), given
 
@@ -402,7 +437,7 @@ class Plan:
             )
         if not array.flags.writeable:
             raise InvalidProblem(f"{self._me}: workspace is read-only")
-        return int(array.__array_interface__["data"][0]), array.nbytes
+        return address_of(array), array.nbytes
 
     def _sku_of(self, program: Program) -> KernelSku:
         desc = self._desc
@@ -459,6 +494,11 @@ def _shared_plan(cls: Any, desc: Any, device: str, preference: PlanPreference) -
         # Two threads may have made one each: both get the first that was put here.
         plan = _plans.setdefault(key, plan)
     return plan
+
+
+def forget_plans() -> None:
+    """Select every plan anew from now on; those in hand stay as they are."""
+    _plans.clear()
 
 
 class SoftmaxBackwardPlan(Plan):

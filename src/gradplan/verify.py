@@ -2,39 +2,65 @@
 
 The cases are those of the tests (`cases.grid`). Kernels are compiled on first use, which takes far
 longer than running them and happens one at a time in a process, so the work is spread over
-processes that share the kernel cache.
+processes that share the kernel cache. A task holds all cases that run the same kernels: none is
+compiled twice. On a GPU nearly every combination of shape, layout and option is a kernel of its
+own, so they take turns there unless `complete` asks for all.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import cases
 from .backends import find
+from .cases import Case, Layout
 from .kinds import ElementKind, Named, OpCategory
 from .registry import ELEMENTS, KINDS, Engine
 from .sku import PlanPreference
 
-__all__ = ["Row", "Task", "check", "tasks", "verify"]
+__all__ = ["Row", "Task", "check", "merged", "tasks", "verify"]
+
+# Layouts whose kernels are the same on a GPU for the most part. On the CPU all share theirs.
+_GPU_LAYOUTS = (
+    (Layout.CONTIGUOUS, Layout.TRANSPOSED, Layout.IN_PLACE, Layout.BROADCAST),
+    (Layout.OFFSET, Layout.NEGATIVE),
+    (Layout.SLICED,),
+    (Layout.MIXED,),
+)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The cases of one kind and element."""
+    """The cases of one kind and element, in some layouts; `until` is by `time.time`."""
 
     category: OpCategory
     kind: Named
     element: ElementKind
     quick: bool = False
     device: str = "cpu"
+    layouts: tuple[Layout, ...] = tuple(Layout)
+    turns: bool = False
+    until: float | None = None
+
+    def cases(self) -> Iterator[Case]:
+        spec = KINDS[self.category, self.kind]
+        for layout in cases.layouts_of(spec):
+            if layout in self.layouts and not (self.quick and layout not in cases.QUICK_LAYOUTS):
+                yield from cases.grid(
+                    spec, self.element, layout, quick=self.quick, turns=self.turns
+                )
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a task: the case nearest to its guarantee, and every case that missed it."""
+    """What came of a task: the case nearest to its guarantee, and every case that missed it.
+
+    `cases` were run; where that is less than `planned`, time was out.
+    """
 
     kind: str
     element: str
@@ -42,6 +68,7 @@ class Row:
     worst_error: float
     guarantee: float
     misses: tuple[str, ...]
+    planned: int
 
     @property
     def share(self) -> float:
@@ -53,16 +80,35 @@ class Row:
         return not self.misses
 
 
-def tasks(quick: bool = False, device: str = "cpu") -> list[Task]:
+def tasks(
+    quick: bool = False,
+    device: str = "cpu",
+    *,
+    complete: bool = False,
+    stop_after: float | None = None,
+) -> list[Task]:
     """What there is to check, what takes longest first.
 
     Raises `Unsupported` where the device has no backend. `quick` checks each kind with one
-    element, taking turns, and one kernel each: 18 kernels instead of some 400.
+    element, taking turns, and one kernel each: 18 kernels instead of some 400. `complete` makes a
+    difference on a GPU alone. No case is begun later than `stop_after` seconds from now.
     """
     find(device, PlanPreference())
     specs = sorted(KINDS.values(), key=lambda spec: spec.engine is not Engine.RECURRENCE)
+    gpu = device != "cpu"
+    until = None if stop_after is None else time.time() + stop_after
     return [
-        Task(spec.category, spec.kind, element, quick, device)
+        Task(
+            spec.category,
+            spec.kind,
+            element,
+            quick,
+            device,
+            layouts,
+            gpu and not (complete or quick),
+            until,
+        )
+        for layouts in (_GPU_LAYOUTS if gpu and not quick else (tuple(Layout),))
         for turn, spec in enumerate(specs)
         for element in ((ELEMENTS[turn % len(ELEMENTS)],) if quick else ELEMENTS)
     ]
@@ -70,23 +116,44 @@ def tasks(quick: bool = False, device: str = "cpu") -> list[Task]:
 
 def check(task: Task) -> Row:
     """Run the cases of a task. An error raised by a case is a miss: others still run."""
-    spec = KINDS[task.category, task.kind]
     count, worst, misses = 0, (0.0, 1.0), []
-    for layout in cases.layouts_of(spec):
-        if task.quick and layout not in cases.QUICK_LAYOUTS:
+    todo = list(task.cases())
+    for case in todo:
+        if task.until is not None and time.time() >= task.until:
+            break
+        count += 1
+        try:
+            outcome = cases.run_plan(case, task.device)
+        except Exception as error:
+            misses.append(f"{case}: {type(error).__name__}: {error}")
             continue
-        for case in cases.grid(spec, task.element, layout, quick=task.quick):
-            count += 1
-            try:
-                outcome = cases.run_plan(case, task.device)
-            except Exception as error:
-                misses.append(f"{case}: {type(error).__name__}: {error}")
-                continue
-            if not outcome.ok:
-                misses.append(str(outcome))
-            if count == 1 or outcome.error / outcome.guarantee > worst[0] / worst[1]:
-                worst = outcome.error, outcome.guarantee
-    return Row(task.kind.value, task.element.value, count, *worst, tuple(misses))
+        if not outcome.ok:
+            misses.append(str(outcome))
+        if count == 1 or outcome.error / outcome.guarantee > worst[0] / worst[1]:
+            worst = outcome.error, outcome.guarantee
+    return Row(task.kind.value, task.element.value, count, *worst, tuple(misses), len(todo))
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """One row for each kind and element, in the order of the registry."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        key = row.kind, row.element
+        before = found.get(key)
+        if before is not None:
+            worst = max(before, row, key=lambda one: (one.cases > 0, one.share))
+            row = replace(
+                worst,
+                cases=before.cases + row.cases,
+                misses=before.misses + row.misses,
+                planned=before.planned + row.planned,
+            )
+        found[key] = row
+    kinds = [spec.kind.value for spec in KINDS.values()]
+    elements = [element.value for element in ELEMENTS]
+    return sorted(
+        found.values(), key=lambda row: (kinds.index(row.kind), elements.index(row.element))
+    )
 
 
 def verify(todo: Sequence[Task], jobs: int = 1) -> Iterator[Row]:

@@ -5,7 +5,9 @@ anything that speaks DLPack. Everything behind the border reads `View` only, so 
 module knows an array library. What cannot be read where it lies is refused here, by name.
 
 This runs on every call, so the usual array costs about a microsecond: the viewer of a type and
-the layout of a (shape, strides, dtype) are looked up, and only worked out when first seen.
+the `Layout` of a (shape, strides, dtype) are looked up, and only worked out when first seen. An
+array met again has the same `Layout` object, so what plans find out about layouts they remember
+by identity.
 torch, CuPy and JAX are never imported: an array of theirs proves that they are loaded.
 """
 
@@ -30,13 +32,17 @@ from .errors import (
 from .kinds import ElementKind, IndexKind
 
 __all__ = [
+    "Layout",
     "View",
+    "address_of",
     "as_numpy",
     "check_extent",
     "empty_like_type",
+    "remember",
     "reshape_view",
     "restore_type",
     "view",
+    "viewers",
 ]
 
 _Kind = ElementKind | IndexKind
@@ -58,52 +64,79 @@ _DTYPES: dict[_Kind, np.dtype[Any]] = {
 _SIZES: dict[_Kind, int] = {kind: kind.size_bytes for kind in _NAMES}
 
 
-class View:
-    """Where the elements of one array lie; immutable by convention.
+class Layout:
+    """How elements lie around the first one; immutable by convention, compared by identity.
 
-    `ptr` is the address of element [0, 0, …] and `strides` count elements; axes of extent 1, and
-    all axes of an empty array, carry stride 0. `lo` and `hi` are the first and one past the last
-    addressed byte, and equal `ptr` when empty; worked out when not given. `owner` keeps the
-    memory alive.
+    `strides` count elements; axes of extent 1, and all axes of an empty array, carry stride 0.
+    `lo` and `hi` are the first and one past the last addressed byte, counted from element
+    [0, 0, …]; both are 0 when empty. `writable` is None where each array has to be asked.
     """
 
-    __slots__ = ("device", "dtype", "hi", "lo", "owner", "ptr", "shape", "strides", "writable")
+    __slots__ = ("device", "dtype", "hi", "lo", "mask", "shape", "strides", "writable")
 
     def __init__(
-        self,
-        ptr: int,
-        shape: _Shape,
-        strides: _Shape,
-        dtype: _Kind,
-        device: str,
-        writable: bool,
-        owner: object,
-        lo: int | None = None,
-        hi: int | None = None,
+        self, shape: _Shape, strides: _Shape, dtype: _Kind, device: str, writable: bool | None
     ) -> None:
-        if lo is None or hi is None:
-            strides, lo, hi = _normalised(shape, strides, _SIZES[dtype])
-            lo += ptr
-            hi += ptr
-        self.ptr = ptr
+        size = _SIZES[dtype]
         self.shape = shape
-        self.strides = strides
+        self.strides, self.lo, self.hi = _normalised(shape, strides, size)
         self.dtype = dtype
         self.device = device
         self.writable = writable
+        self.mask = size - 1 if self.hi else 0  # the bits that an aligned address has not set
+
+
+class View:
+    """One array: the address of its element [0, 0, …], its layout, and what keeps it alive."""
+
+    __slots__ = ("layout", "owner", "ptr")
+
+    def __init__(self, ptr: int, layout: Layout, owner: Any) -> None:
+        self.ptr = ptr
+        self.layout = layout
         self.owner = owner
-        self.lo = lo
-        self.hi = hi
+
+    @property
+    def shape(self) -> _Shape:
+        return self.layout.shape
+
+    @property
+    def strides(self) -> _Shape:
+        """In elements."""
+        return self.layout.strides
+
+    @property
+    def dtype(self) -> _Kind:
+        return self.layout.dtype
+
+    @property
+    def device(self) -> str:
+        return self.layout.device
+
+    @property
+    def writable(self) -> bool:
+        told = self.layout.writable
+        return bool(self.owner.flags.writeable) if told is None else told
+
+    @property
+    def lo(self) -> int:
+        """The address of the first byte; `ptr` when empty."""
+        return self.ptr + self.layout.lo
+
+    @property
+    def hi(self) -> int:
+        """One past the address of the last byte; `ptr` when empty."""
+        return self.ptr + self.layout.hi
 
     @property
     def size(self) -> int:
         """The number of elements."""
-        return prod(self.shape)
+        return prod(self.layout.shape)
 
     @property
     def itemsize(self) -> int:
         """The bytes of one element."""
-        return _SIZES[self.dtype]
+        return _SIZES[self.layout.dtype]
 
     def extent(self) -> tuple[int, int]:
         """The first and one past the last addressed byte; (ptr, ptr) when empty."""
@@ -119,15 +152,18 @@ class View:
 
 def view(array: Any, name: str = "array") -> View:
     """The view of any array; `name` is the argument that messages speak of."""
-    viewer = _VIEWERS.get(type(array))
-    if viewer is None:
-        viewer = _find_viewer(array, name)
-    return viewer(array, name)
+    return viewers[type(array)](array, name)
 
 
 def reshape_view(base: View, shape: _Shape, strides: _Shape) -> View:
     """The same memory under another shape and strides, which the caller vouches for."""
-    return View(base.ptr, shape, strides, base.dtype, base.device, base.writable, base.owner)
+    old = base.layout
+    key = (old, shape, strides)
+    layout = _RESHAPED.get(key)
+    if layout is None:
+        layout = Layout(shape, strides, old.dtype, old.device, old.writable)
+        remember(_RESHAPED, key, layout)
+    return View(base.ptr, layout, base.owner)
 
 
 def _normalised(shape: _Shape, strides: _Shape, itemsize: int) -> tuple[_Shape, int, int]:
@@ -150,9 +186,11 @@ def _normalised(shape: _Shape, strides: _Shape, itemsize: int) -> tuple[_Shape, 
 
 # Layouts once worked out. Programs use few; a program with ever new shapes must not leak.
 _LAYOUT_LIMIT = 4096
+_RESHAPED: dict[tuple[Layout, _Shape, _Shape], Layout] = {}
 
 
-def _remember(cache: dict[Any, Any], key: Any, entry: Any) -> None:
+def remember(cache: dict[Any, Any], key: Any, entry: Any) -> None:
+    """Put an entry into a cache that starts anew when it is full."""
     if len(cache) >= _LAYOUT_LIMIT:
         cache.clear()
     cache[key] = entry
@@ -180,8 +218,9 @@ def _too_small(name: str, lo: int, hi: int, first: int, end: int, owner: str) ->
     )
 
 
-_NumpyLayout = tuple[_Shape, _Kind, int, int, int]
-_NUMPY_LAYOUTS: dict[tuple[_Shape, _Shape, Any], _NumpyLayout] = {}
+_NUMPY_LAYOUTS: dict[tuple[_Shape, _Shape, Any], Layout] = {}
+# CuPy describes its arrays in the same terms; the last word of a key is the device.
+_CUPY_LAYOUTS: dict[tuple[_Shape, _Shape, Any, int], Layout] = {}
 
 _word_at = ctypes.c_size_t.from_address
 # The data pointer is the first field behind the object header: this is what the C macro
@@ -207,11 +246,11 @@ def _field_is_data() -> bool:
 
 
 # Eight times as fast as `array.ctypes.data`, which would cost more than all the rest together.
-_address = _address_by_field if _field_is_data() else _address_by_attribute
+address_of = _address_by_field if _field_is_data() else _address_by_attribute
 
 
-def _numpy_layout(array: Any, name: str) -> _NumpyLayout:
-    """Element strides, kind, alignment mask and span of an array described in NumPy's terms."""
+def _numpy_layout(array: Any, name: str, device: str, writable: bool | None) -> Layout:
+    """The layout of an array described in NumPy's terms."""
     dtype, shape = array.dtype, array.shape
     kind = _KINDS.get(dtype.name)
     if kind is None:
@@ -231,31 +270,28 @@ def _numpy_layout(array: Any, name: str) -> _NumpyLayout:
                 f"{dtype.name}, got strides {array.strides} bytes for shape {shape}"
             )
         strides.append(step // size)
-    kept, lo, hi = _normalised(shape, tuple(strides), size)
-    entry = (kept, kind, 0 if empty else size - 1, lo, hi)
-    _remember(_NUMPY_LAYOUTS, (shape, array.strides, dtype), entry)
-    return entry
+    return Layout(shape, tuple(strides), kind, device, writable)
 
 
 def _view_numpy(array: Any, name: str) -> View:
-    shape = array.shape
-    entry = _NUMPY_LAYOUTS.get((shape, array.strides, array.dtype))
-    if entry is None:
-        entry = _numpy_layout(array, name)
-    strides, kind, mask, lo, hi = entry
-    ptr = _address(array)
-    if ptr & mask:
-        raise _misaligned(name, ptr, kind)
-    lo += ptr
-    hi += ptr
-    made = View(ptr, shape, strides, kind, "cpu", array.flags.writeable, array, lo, hi)
+    try:
+        layout = _NUMPY_LAYOUTS[array.shape, array.strides, array.dtype]
+    except KeyError:
+        layout = _numpy_layout(array, name, "cpu", None)
+        remember(_NUMPY_LAYOUTS, (array.shape, array.strides, array.dtype), layout)
+    ptr = address_of(array)
+    if ptr & layout.mask:
+        raise _misaligned(name, ptr, layout.dtype)
+    made = View(ptr, layout, array)
     base = array.base
     if base is not None:
+        # The usual owners of a slice without the walk: an array, or what tells no extent.
         if type(base) is np.ndarray and base.base is None:
-            # The usual slice of an array that owns its memory, without the walk.
-            first = _address(base)
-            if first <= lo and hi <= first + base.nbytes:
+            first = address_of(base)
+            if first <= ptr + layout.lo and ptr + layout.hi <= first + base.nbytes:
                 return made
+        elif not isinstance(base, np.ndarray) and not hasattr(base, "__array_interface__"):
+            return made
         check_extent(array, made, name)
     return made
 
@@ -317,7 +353,7 @@ def check_extent(array: Any, made: View, name: str) -> None:
 
 
 def _byte_bounds(array: Any) -> tuple[int, int]:
-    first = _address(array)
+    first = address_of(array)
     if array.flags.forc:
         return first, first + array.nbytes
     end = first + array.itemsize
@@ -331,12 +367,10 @@ def _byte_bounds(array: Any) -> tuple[int, int]:
     return first, end
 
 
-_TorchLayout = tuple[_Shape, _Shape, _Kind, str, int, int, int]
-_TORCH_LAYOUTS: dict[Any, _TorchLayout] = {}
+_TORCH_LAYOUTS: dict[Any, Layout] = {}
 
 
-def _torch_layout(array: Any, name: str, key: Any) -> _TorchLayout:
-    """Shape, element strides, kind, device, alignment mask, element size and extent in bytes."""
+def _torch_layout(array: Any, name: str) -> Layout:
     layout, device = str(array.layout), array.device
     if layout != "torch.strided":
         raise InvalidProblem(f"{name}: expected a strided torch tensor, got layout {layout}")
@@ -351,13 +385,8 @@ def _torch_layout(array: Any, name: str, key: Any) -> _TorchLayout:
                 f"{name}: expected plain elements, got a conjugated tensor of {array.dtype}"
             )
         raise _unsupported(name, array.dtype)
-    size = _SIZES[kind]
-    shape = tuple(array.shape)
-    strides, _, hi = _normalised(shape, tuple(array.stride()), size)
     where = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
-    entry = (shape, strides, kind, where, size - 1 if hi else 0, size, hi)
-    _remember(_TORCH_LAYOUTS, key, entry)
-    return entry
+    return Layout(tuple(array.shape), tuple(array.stride()), kind, where, True)
 
 
 def _no_memory(array: Any, name: str) -> InvalidProblem:
@@ -382,45 +411,47 @@ def _view_torch(array: Any, name: str) -> View:
         # The layout too: what is not strided has no data pointer.
         if array.is_cpu:
             key: Any = (array.shape, array.stride(), array.dtype)
+        elif array.is_cuda:
+            key = (array.shape, array.stride(), array.dtype, array.get_device())
         else:
-            key = (array.shape, array.stride(), array.dtype, array.layout, array.get_device())
-        entry = _TORCH_LAYOUTS.get(key)
+            key = (array.shape, array.stride(), array.dtype, array.layout, array.device)
+        layout = _TORCH_LAYOUTS.get(key)
         negated = array.is_neg()
         ptr = array.data_ptr()
+        offset = array.storage_offset()
         reach = array.untyped_storage().nbytes()
     except (RuntimeError, TypeError):
         raise _no_memory(array, name) from None
-    if entry is None:
-        entry = _torch_layout(array, name, key)
+    if layout is None:
+        layout = _torch_layout(array, name)
+        remember(_TORCH_LAYOUTS, key, layout)
     if negated:
         raise InvalidProblem(
             f"{name}: expected plain elements, got a tensor with the negative bit; "
             "pass tensor.resolve_neg()"
         )
-    shape, strides, kind, device, mask, size, hi = entry
-    made = View(ptr, shape, strides, kind, device, True, array, ptr, ptr + hi)
-    if array.storage_offset() * size + hi > reach:
+    made = View(ptr, layout, array)
+    if offset * (layout.mask + 1) + layout.hi > reach:
         check_extent(array, made, name)
-    if ptr & mask:
-        raise _misaligned(name, ptr, kind)
-    if hi and not ptr:
+    if ptr & layout.mask:
+        raise _misaligned(name, ptr, layout.dtype)
+    if not ptr and layout.hi:
         raise _no_memory(array, name)
     return made
 
 
 def _view_cupy(array: Any, name: str) -> View:
     # Read directly: CuPy's DLPack export knows no bfloat16 and rounds odd strides silently.
-    shape = array.shape
-    entry = _NUMPY_LAYOUTS.get((shape, array.strides, array.dtype))
-    if entry is None:
-        entry = _numpy_layout(array, name)
-    strides, kind, mask, lo, hi = entry
     memory = array.data
+    key = (array.shape, array.strides, array.dtype, memory.device_id)
+    layout = _CUPY_LAYOUTS.get(key)
+    if layout is None:
+        layout = _numpy_layout(array, name, f"cuda:{memory.device_id}", True)
+        remember(_CUPY_LAYOUTS, key, layout)
     ptr = int(memory.ptr)
-    if ptr & mask:
-        raise _misaligned(name, ptr, kind)
-    device = f"cuda:{memory.device_id}"
-    return View(ptr, shape, strides, kind, device, True, array, ptr + lo, ptr + hi)
+    if ptr & layout.mask:
+        raise _misaligned(name, ptr, layout.dtype)
+    return View(ptr, layout, array)
 
 
 class _DLTensor(ctypes.Structure):
@@ -449,6 +480,7 @@ class _DLManagedTensorVersioned(ctypes.Structure):
     )
 
 
+_DL_LAYOUTS: dict[Any, Layout] = {}
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _READ_ONLY, _COPIED = 1, 2
 _DL_KINDS: dict[tuple[int, int], _Kind] = {
@@ -542,11 +574,15 @@ def _view_dlpack(array: Any, name: str) -> View:
         strides = tuple(tensor.strides[:rank])
     else:
         strides = tuple(prod(shape[axis + 1 :]) for axis in range(rank))
-    strides, lo, hi = _normalised(shape, strides, _SIZES[kind])
+    key = (shape, strides, kind, device, writable)
+    layout = _DL_LAYOUTS.get(key)
+    if layout is None:
+        layout = Layout(*key)
+        remember(_DL_LAYOUTS, key, layout)
     ptr = tensor.data + tensor.byte_offset
-    if hi > lo and ptr % _SIZES[kind]:
+    if ptr & layout.mask:
         raise _misaligned(name, ptr, kind)
-    return View(ptr, shape, strides, kind, device, writable, capsule, ptr + lo, ptr + hi)
+    return View(ptr, layout, capsule)
 
 
 _VIEWER_OF_LIBRARY: dict[str, Callable[[Any, str], View]] = {
@@ -558,7 +594,16 @@ _VIEWER_OF_LIBRARY: dict[str, Callable[[Any, str], View]] = {
     "jax": _view_dlpack,
     "dlpack": _view_dlpack,
 }
-_VIEWERS: dict[type, Callable[[Any, str], View]] = {}
+
+
+class _Viewers(dict[type, Callable[[Any, str], "View"]]):
+    """The viewer of every type seen so far; `view` is `viewers[type(array)](array, name)`."""
+
+    def __missing__(self, kind: type) -> Callable[[Any, str], View]:
+        return _meet
+
+
+viewers = _Viewers()
 _LIBRARIES: dict[type, str | None] = {}
 
 
@@ -590,15 +635,16 @@ def _recognise(array: Any, kind: type) -> str | None:
     return None
 
 
-def _find_viewer(array: Any, name: str) -> Callable[[Any, str], View]:
+def _meet(array: Any, name: str) -> View:
+    """The view of the first array of its type."""
     library = _library_of(array)
     if library is None:
         raise InvalidProblem(
             f"{name}: expected a NumPy, torch, CuPy, JAX or other DLPack array, "
             f"got {type(array).__name__}"
         )
-    viewer = _VIEWERS[type(array)] = _VIEWER_OF_LIBRARY[library]
-    return viewer
+    viewer = viewers[type(array)] = _VIEWER_OF_LIBRARY[library]
+    return viewer(array, name)
 
 
 def empty_like_type(like: Any, shape: _Shape) -> Any:
@@ -611,6 +657,10 @@ def empty_like_type(like: Any, shape: _Shape) -> Any:
         return np.empty(shape, like.dtype)
     if library == "torch":
         try:
+            if like.shape == shape:
+                # Twice as fast as `new_empty`, which reads a shape in Python's terms.
+                torch_ = sys.modules["torch"]
+                return torch_.empty_like(like, memory_format=torch_.contiguous_format)
             return like.new_empty(shape)
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":

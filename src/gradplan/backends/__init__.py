@@ -37,6 +37,9 @@ class Program(Protocol):
         On a GPU it takes the handle of a stream.
         """
 
+    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
+        """Launch once; `stream` is the handle of a stream, and 0 where there are none."""
+
 
 class Backend(Protocol):
     """What a backend offers to plans."""
@@ -116,6 +119,7 @@ class _TritonBackend:
 
         self.device = device
         self.arch = "interpreter" if device is None else launch.device_arch(device)
+        self._processors = None if device is None else launch.processors(device)
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
         from .gpu.precision import guarantee
@@ -125,7 +129,7 @@ class _TritonBackend:
     def workspace_bound(self, desc: Any) -> int:
         from .gpu.programs import workspace_bound
 
-        return workspace_bound(desc, self.arch)
+        return workspace_bound(desc, self.arch, self._processors)
 
     def prepare(
         self,
@@ -135,7 +139,7 @@ class _TritonBackend:
     ) -> Program:
         from .gpu.programs import prepare
 
-        return prepare(desc, strides, self.arch, self.device, index_shape)
+        return prepare(desc, strides, self.arch, self.device, index_shape, self._processors)
 
 
 _NUMBA, _REFERENCE = _NumbaBackend(), _ReferenceBackend()

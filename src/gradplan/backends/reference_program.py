@@ -30,9 +30,9 @@ class ReferenceProgram:
         self._index_shape = index_shape
 
     def bind(self, views: Mapping[str, View], workspace: int) -> Callable[[], None]:
-        return partial(self._run, dict(views))
+        return partial(self.run, dict(views), workspace)
 
-    def _run(self, views: Mapping[str, View]) -> None:
+    def run(self, views: Mapping[str, View], workspace: int, stream: int = 0) -> None:
         desc = self._desc
         work = np.longdouble if desc.element is ElementKind.F64 else np.float64
         arrays = {}

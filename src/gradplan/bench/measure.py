@@ -9,7 +9,7 @@ import gc
 import platform
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,14 @@ from statistics import median
 from typing import Any
 
 from .. import functions
+from ..backends import find
+from ..backends.gpu.table import Table, using
 from ..cases import describe
 from ..errors import Unsupported
 from ..kinds import ElementKind, Named, OpCategory, SoftmaxKind
 from ..plans import SoftmaxBackwardPlan
 from ..registry import KINDS
+from ..sku import PlanPreference
 from ..threads import get_num_threads
 from . import clocks
 from .clocks import Effort, Timing
@@ -45,7 +48,10 @@ _HOST_BLOCK_S = 0.002
 
 @dataclass(frozen=True)
 class Request:
-    """One row, and whom to measure on it: `OURS`, or names of peers."""
+    """One row, and whom to measure on it: `OURS`, or names of peers.
+
+    Ours is what `preference` asks for, with other thresholds where a `table` is given.
+    """
 
     category: OpCategory
     kind: Named
@@ -54,6 +60,8 @@ class Request:
     device: str
     names: tuple[str, ...]
     effort: Effort = field(default_factory=Effort)
+    preference: PlanPreference = field(default_factory=PlanPreference)
+    table: Table | None = None
 
 
 class _Wrong(Exception):
@@ -157,7 +165,7 @@ def _measure(problem: Problem, request: Request) -> dict[str, dict[str, Any]]:
     for name in request.names:
         try:
             if name == OURS:
-                ready[name], after[name], made[name] = _ours(problem)
+                ready[name], after[name], made[name] = _ours(problem, request)
             else:
                 ready[name], made[name] = _peer(problem, name)
         except Exception as error:
@@ -192,11 +200,20 @@ def _synchronize(problem: Problem) -> None:
         needed("torch").cuda.synchronize()
 
 
-def _ours(problem: Problem) -> tuple[Prepared, Callable[[], None], dict[str, Any]]:
+def _thresholds(request: Request) -> AbstractContextManager[None]:
+    if request.table is None:
+        return nullcontext()
+    return using(find(request.device, request.preference).arch, request.table)
+
+
+def _ours(
+    problem: Problem, request: Request
+) -> tuple[Prepared, Callable[[], None], dict[str, Any]]:
     """A bound launch whose result is within its guarantee, and a look at it after the timing."""
     torch = needed("torch")
-    plan = problem.plan()
-    launch = plan.bind(problem.args())
+    with _thresholds(request):
+        plan = problem.plan(request.preference)
+        launch = plan.bind(problem.args())
     problem.poison()
     launch()
     _synchronize(problem)
@@ -221,7 +238,7 @@ def _ours(problem: Problem) -> tuple[Prepared, Callable[[], None], dict[str, Any
     about_it = {
         "variant": f"{sku.layout}/{sku.variant}",
         "backend": sku.backend.value,
-        "floor_bytes": floor_bytes(problem.desc),
+        "floor_bytes": floor_bytes(problem.desc, problem.workload.without),
         "relative_error": errors.worst,
         "guarantee": guarantee,
     }

@@ -160,7 +160,8 @@ def _scan(desc: Any, dy: Any, rows: Mapping[str, Any], of: Callable[[Any], Any])
     torch = needed("torch")
     if desc.kind is ScanKind.CUMSUM:
         return dy.flip(1).cumsum(1).flip(1)
-    x, y = rows["x"], rows["y"]
+    x = rows["x"]
+    y = rows["y"] if "y" in rows else _saved(desc, x)
     c = torch.zeros_like(x)  # the last has no successor
     if desc.kind is ScanKind.CUMPROD:
         c[:, :-1] = of(x[:, 1:])
@@ -174,6 +175,16 @@ def _scan(desc: Any, dy: Any, rows: Mapping[str, Any], of: Callable[[Any], Any])
     wins[:, 1:] = sign * x[:, 1:] >= sign * y[:, :-1]  # the last of equals wins
     c[:, :-1] = (~wins[:, 1:]).double()
     return torch.where(wins, _recurrence(dy, c), 0.0)
+
+
+def _saved(desc: Any, x: Any) -> Any:
+    """y where it is left out: the kernels take it anew from x, without rounding it."""
+    torch = needed("torch")
+    if desc.kind is ScanKind.CUMPROD:
+        return x.cumprod(1)
+    if desc.kind is ScanKind.LOG_CUMSUM_EXP:
+        return torch.logcumsumexp(x, 1)
+    return (torch.cummax if desc.kind is ScanKind.CUMMAX else torch.cummin)(x, 1).values
 
 
 def _recurrence(dy: Any, c: Any) -> Any:

@@ -15,6 +15,7 @@ from .. import plans
 from ..cases import describe
 from ..kinds import ElementKind, OpCategory, ReduceKind, ScanKind
 from ..registry import KindSpec, Need
+from ..sku import PlanPreference
 from .forwards import LERP_WEIGHT, forward
 from .lazy import needed
 from .workloads import Draw, Workload
@@ -60,13 +61,14 @@ def question(
     return desc, {"num_embeddings": table}
 
 
-def floor_bytes(desc: Any) -> int:
+def floor_bytes(desc: Any, without: tuple[str, ...] = ()) -> int:
     """The fewest bytes the gradient must move: each input read once, each output written once.
 
     The winners of cummax and cummin can be told from one saved array, so one is counted.
     """
     spared = "y" if desc.op in (ScanKind.CUMMAX, ScanKind.CUMMIN) else None
-    return sum(operand.size_bytes for operand in desc.operands if operand.name != spared)
+    given = (operand for operand in desc.operands if operand.name not in without)
+    return sum(operand.size_bytes for operand in given if operand.name != spared)
 
 
 def dtype_of(element: ElementKind) -> Any:
@@ -103,8 +105,9 @@ class Problem:
     def axis(self) -> int:
         return self.workload.axis
 
-    def plan(self) -> Any:
-        return FAMILIES[self.spec.category][0].select(self.desc, device=self.device)
+    def plan(self, preference: PlanPreference | None = None) -> Any:
+        chosen = FAMILIES[self.spec.category][0]
+        return chosen.select(self.desc, device=self.device, preference=preference)
 
     def args(self) -> Any:
         return FAMILIES[self.spec.category][1](**self.inputs, **self.outputs)
@@ -152,7 +155,7 @@ def build(spec: KindSpec, element: ElementKind, workload: Workload, device: str)
             x = _place(x, workload.layout)
         if spec.x is not Need.NO:
             inputs["x"] = x
-        if spec.y is not Need.NO:
+        if spec.y is not Need.NO and "y" not in workload.without:
             inputs["y"] = _place(forward(spec.kind.value, workload.axis)([x]), workload.layout)
     outputs = {
         op.name: _place(

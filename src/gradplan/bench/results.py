@@ -23,7 +23,7 @@ from ..kinds import OpCategory
 from .forwards import VIEW_KINDS
 from .measure import OURS, Request
 
-__all__ = ["Results", "lowest_shares", "read", "speedups"]
+__all__ = ["Results", "lowest_shares", "read", "speedups", "write"]
 
 _TIMES = ("ms", "ms_min", "ms_p20", "ms_p80", "repeats")
 
@@ -114,12 +114,16 @@ class Results:
 
     def save(self) -> None:
         """Write the file in one step: a run may be stopped at any time."""
-        if self.path is None:
-            return
-        text = json.dumps(_finite(self.plain()), indent=1, ensure_ascii=False)
-        beside = self.path.with_name(self.path.name + ".part")
-        beside.write_text(text + "\n")
-        os.replace(beside, self.path)
+        if self.path is not None:
+            write(self.path, self.plain())
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Put a file there in one step: it is whole at any time."""
+    text = json.dumps(_finite(found), indent=1, ensure_ascii=False)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text + "\n")
+    os.replace(beside, path)
 
 
 def _finite(value: Any) -> Any:

@@ -52,7 +52,10 @@ class Draw(StrEnum):
 
 @dataclass(frozen=True)
 class Workload:
-    """One case. `axis` means nothing to lerp and to embeddings, `draw` only to embeddings."""
+    """One case. `axis` means nothing to lerp and to embeddings, `draw` only to embeddings.
+
+    `without` names saved arrays that are left out.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -60,6 +63,7 @@ class Workload:
     layout: str = "contiguous"
     draw: Draw = Draw.UNIFORM
     reach: Reach = Reach.AXIS
+    without: tuple[str, ...] = ()
 
 
 CUDA = (

@@ -11,7 +11,7 @@ import contextlib
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -71,30 +71,62 @@ class Program:
     layout: str
     variant: str
     why: str
+    idle: list[_Call] = field(default_factory=list)
+    """Calls that no thread uses now; taking one and putting it back are atomic."""
 
     def bind(self, views: Mapping[str, View], workspace: int) -> Callable[[], None]:
         """A launch for these very arrays, with the workspace at this address."""
         if not self.launches:
             return _nothing
-        block = array("q", (self.meta.buffer_info()[0], 0, 0, 0, 0, 0, workspace, 0))
-        for k, name in enumerate(self.operands):
-            if name is not None:
-                block[at.DY + k] = views[name].ptr + self.offsets[k]
-        return partial(_run, self.kernel(), block, self)
+        call = _Call(self)
+        call.point(views, workspace)
+        return call.run
+
+    def run(self, views: Mapping[str, View], workspace: int, stream: int = 0) -> None:
+        """Launch once."""
+        if not self.launches:
+            return
+        try:
+            call = self.idle.pop()
+        except IndexError:
+            call = _Call(self)
+        call.point(views, workspace)
+        call.run()
+        self.idle.append(call)
 
 
 def _nothing() -> None:
     """What an empty problem runs."""
 
 
-def _run(work: Kernel, block: array[int], program: Program) -> None:
-    address = block.buffer_info()[0]
-    for phase, units, grain in program.launches:
-        block[at.PHASE] = phase
-        if grain >= units:
-            work(address, 0, 0, units)
-        else:
-            pool.parallel(work, address, units, grain)
+class _Call:
+    """A call block of a program, and its launches with all they need; for one thread at a time."""
+
+    __slots__ = ("_block", "_launches", "_meta", "_pointers")
+
+    def __init__(self, program: Program) -> None:
+        self._meta = program.meta  # which the block points to
+        self._block = array("q", (program.meta.buffer_info()[0], 0, 0, 0, 0, 0, 0, 0))
+        named = enumerate(zip(program.operands, program.offsets, strict=False))
+        self._pointers = [(at.DY + k, name, offset) for k, (name, offset) in named if name]
+        address, work = self._block.buffer_info()[0], program.kernel()
+        self._launches: list[tuple[int, Callable[..., object], tuple[Any, ...]]] = [
+            (phase, work.entry, work.arguments(address, 0, 0, units))
+            if grain >= units
+            else (phase, pool.parallel, (work, address, units, grain))
+            for phase, units, grain in program.launches
+        ]
+
+    def point(self, views: Mapping[str, View], workspace: int) -> None:
+        block = self._block
+        for word, name, offset in self._pointers:
+            block[word] = views[name].ptr + offset
+        block[at.WORKSPACE] = workspace
+
+    def run(self) -> None:
+        for phase, launch, arguments in self._launches:
+            self._block[at.PHASE] = phase
+            launch(*arguments)
 
 
 def prepare(desc: Any, strides: Strides, index_shape: Sequence[int] | None = None) -> Program:
@@ -246,6 +278,7 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         launches = [_launch(at.FUSED, units, elements)]
     else:
         workspace = row_count * chunks * 8 * _STATE_SLOTS.get(desc.op, 1)
+        meta[at.LAST_UNIT] = units - 1
         launches = [
             _launch(at.PARTIAL, units, elements),
             _launch(at.COMBINE, row_count, row_count * chunks),
@@ -448,6 +481,7 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         return begin
 
     if split:
+        meta[at.LAST_UNIT] = units - 1
         meta[at.PARTIALS] = reserve(16 * row_count * chunks)
         meta[at.CARRIES] = reserve(8 * row_count * chunks)
         if recomputes:

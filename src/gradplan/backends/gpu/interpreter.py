@@ -2,8 +2,9 @@
 
 As it comes, its scans and reductions call the combine function element by element, a rounding to
 bfloat16 truncates, and other casts and matrix products take the bits of a bfloat16 for a number.
-All are replaced: scans and reductions step along the axis with whole slices, bfloat16 rounds to
-nearest, ties to even, as the hardware does, and otherwise goes through f32.
+All are replaced: scans double their reach and reductions halve their length at each step, combining
+neighbouring stretches in a tree as the hardware does; bfloat16 rounds to nearest, ties to even, and
+otherwise goes through f32; the language is patched once a launch, not at every call.
 """
 
 from __future__ import annotations
@@ -61,6 +62,18 @@ def install() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_tensor
+    patch_language = interpreter._patch_lang
+
+    def patch_once(function: Any) -> Any:
+        # Each call of a function patches the language again, which takes longer than the call.
+        # What is patched already shows in a name of its own.
+        seen = function.__globals__.values()
+        languages = [one for one in (tl, tl.core) if any(value is one for value in seen)]
+        if languages and all(one.static_print is print for one in languages):
+            return interpreter._LangPatchScope()
+        return patch_language(function)
+
+    interpreter._patch_lang = patch_once
     _installed = True
 
 
@@ -84,14 +97,20 @@ def _slices(values: Any, axis: int) -> Any:
 def _scan(op: Any, given: Any) -> list[Any]:
     types = [tensor.dtype for tensor in given]
     inputs = [_slices(tensor.handle.data, op.axis) for tensor in given]
-    outputs = [np.empty_like(values) for values in inputs]
-    acc = tuple(values[0] for values in inputs)
+    outputs = [np.array(values, order="C") for values in inputs]
+    n, *rest = outputs[0].shape  # powers of two, as all shapes in Triton
+    reach = 1
     with np.errstate(all="ignore"):
-        for k in range(len(inputs[0])):
-            if k:
-                acc = _combine(op, acc, tuple(values[k] for values in inputs), types)
-            for output, values in zip(outputs, acc, strict=True):
-                output[k] = values
+        while reach < n:
+            # Pairs of stretches: what the first comes to goes before each of the second.
+            pairs = [output.reshape(-1, 2, reach, *rest) for output in outputs]
+            first = tuple(
+                np.repeat(pair[:, 0, -1:], reach, 1).reshape(n // 2, *rest) for pair in pairs
+            )
+            second = tuple(pair[:, 1].reshape(n // 2, *rest) for pair in pairs)
+            for pair, made in zip(pairs, _combine(op, first, second, types), strict=True):
+                pair[:, 1] = made.reshape(-1, reach, *rest)
+            reach *= 2
     return [
         op.to_tensor(np.ascontiguousarray(np.moveaxis(output, 0, op.axis)), dtype)
         for output, dtype in zip(outputs, types, strict=True)
@@ -103,16 +122,17 @@ def _reduce(op: Any, given: Any) -> list[Any]:
     given, axis = op.unravel(given, axis)
     types = [tensor.dtype for tensor in given]
     inputs = [_slices(tensor.handle.data, axis) for tensor in given]
-    acc = tuple(values[0] for values in inputs)
     with np.errstate(all="ignore"):
-        for k in range(1, len(inputs[0])):
-            acc = _combine(op, acc, tuple(values[k] for values in inputs), types)
+        while len(inputs[0]) > 1:
+            first = tuple(values[0::2] for values in inputs)
+            second = tuple(values[1::2] for values in inputs)
+            inputs = list(_combine(op, first, second, types))
     made = []
-    for values, dtype in zip(acc, types, strict=True):
-        kept: Any = values
+    for values, dtype in zip(inputs, types, strict=True):
+        kept: Any = values[0]
         if op.keep_dims:
-            kept = np.expand_dims(values, axis)
+            kept = np.expand_dims(kept, axis)
         elif op.axis is None:
-            kept = values.item()
+            kept = kept.item()
         made.append(op.to_tensor(kept, dtype))
     return made

@@ -28,6 +28,7 @@ from ...views import View
 __all__ = ["Int", "Interpreter", "Launcher", "Pointer", "Step", "compiled", "device_arch"]
 
 WORKSPACE = "workspace"
+COUNTERS = "counters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,10 @@ class Step:
     """A power of two, in elements, that divides every stride and extent it is claimed for."""
     aligned: tuple[str, ...] = ()
     """The integer arguments that it divides."""
-    roomy: bool = False
-    """Take all registers that may be had, where the assembler would rather spill a few."""
+    cluster: int = 1
+    """So many programs in a row run at the same time."""
+    registers: int = 0
+    """The most registers a thread may have; 0 leaves it to the compiler."""
 
 
 def interpreted() -> bool:
@@ -99,6 +102,13 @@ def device_arch(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
+def processors(index: int) -> int:
+    """How many multiprocessors a device has."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
 def device_count() -> int:
     """How many GPUs there are."""
     import torch
@@ -121,6 +131,13 @@ def _function(name: str) -> Any:
 
 
 _REGISTERS = 65536  # of a multiprocessor, on every architecture that there is
+
+
+def all_registers(warps: int) -> int:
+    """The most that threads of a program can have, for where the assembler would spill a few."""
+    return min(255, _REGISTERS // (32 * warps))
+
+
 _TYPES = {"i32": (4, "i"), "i64": (8, "q"), "fp64": (8, "d")}
 
 
@@ -177,7 +194,7 @@ def _variant(step: Step, pointer_bytes: int) -> tuple[Any, ...]:
         tuple(types),
         step.constants,
         step.warps,
-        step.roomy,
+        step.registers,
         step.alignment,
         aligned,
         pointer_bytes,
@@ -199,8 +216,8 @@ def compiled(step: Step, pointer_bytes: int, capability: int) -> Any:
                 signature, constants, attributes = _signature(step, pointer_bytes)
                 source = ASTSource(_function(step.kernel), signature, constants, attributes)
                 options = {"num_warps": step.warps}
-                if step.roomy:
-                    options["maxnreg"] = min(255, _REGISTERS // (32 * step.warps))
+                if step.registers:
+                    options["maxnreg"] = step.registers
                 found = triton.compile(
                     source, target=GPUTarget("cuda", capability, 32), options=options
                 )
@@ -215,6 +232,7 @@ class _Driver:
         library = ctypes.CDLL("libcuda.so.1")
         # No argtypes: arguments come as ctypes objects made in advance, which is twice as fast.
         self.launch = library.cuLaunchKernel
+        self.launch_clusters = getattr(library, "cuLaunchKernelEx", None)
         self._text = library.cuGetErrorString
         self._text.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
 
@@ -285,7 +303,16 @@ def _packed(step: Step) -> tuple[array[int], tuple[tuple[int, Pointer], ...]]:
 class _Call:
     """One launch whose arguments are ready but for pointers and the stream."""
 
-    __slots__ = ("arguments", "block", "function", "keep", "pointers", "stream")
+    __slots__ = (
+        "arguments",
+        "block",
+        "function",
+        "keep",
+        "launch",
+        "pointers",
+        "shared",
+        "stream",
+    )
 
     def __init__(
         self, step: Step, template: array[int], pointers: tuple[tuple[int, Pointer], ...]
@@ -296,22 +323,44 @@ class _Call:
         size = array("Q", (8 * words,))
         # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
         extra = array("Q", (1, address, 2, size.buffer_info()[0], 0))
-        self.keep = (size, extra)
+        extra_pointer = ctypes.c_void_p(extra.buffer_info()[0])
         self.function = ctypes.c_void_p()
+        self.keep: tuple[Any, ...]
+        self.arguments: tuple[Any, ...]
+        self.launch: Any
+        threads = 32 * step.warps
+        if step.cluster > 1:
+            # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and its three extents.
+            attribute = array("I", (4, 0, step.cluster, 1, 1, *(0,) * 13))
+            # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number.
+            where = array("Q", (attribute.buffer_info()[0],)).tobytes()
+            config = bytearray(
+                struct.pack("7I4xQ8sI4x", step.grid, 1, 1, threads, 1, 1, 0, 0, where, 1)
+            )
+            self.shared = ctypes.c_uint.from_buffer(config, 24)
+            self.stream = ctypes.c_void_p.from_buffer(config, 32)
+            lent = (ctypes.c_char * len(config)).from_buffer(config)
+            self.keep = (size, extra, attribute, config, lent)
+            self.launch = _driver().launch_clusters
+            self.arguments = (ctypes.byref(lent), self.function, ctypes.c_void_p(), extra_pointer)
+            return
+        self.keep = (size, extra)
+        self.launch = _driver().launch
         self.stream = ctypes.c_void_p()
-        one, shared = ctypes.c_uint(1), ctypes.c_uint()
+        self.shared = ctypes.c_uint()
+        one = ctypes.c_uint(1)
         self.arguments = (
             self.function,
             ctypes.c_uint(step.grid),
             one,
             one,
-            ctypes.c_uint(32 * step.warps),
+            ctypes.c_uint(threads),
             one,
             one,
-            shared,
+            self.shared,
             self.stream,
             ctypes.c_void_p(),
-            ctypes.c_void_p(extra.buffer_info()[0]),
+            extra_pointer,
         )
 
 
@@ -326,20 +375,26 @@ class Launcher:
         # Sets of calls that no thread uses now; taking and putting back are atomic.
         self._idle: list[list[_Call]] = []
 
-    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
+    def bind(
+        self, views: Mapping[str, View], workspace: int, counters: Any = None
+    ) -> Callable[..., None]:
         """A launch on a stream, for these very arrays."""
         calls = self._calls()
-        self._point(calls, views, workspace)
-        return partial(_launch, calls, self.device, _driver().launch)
+        self._point(calls, views, workspace, 0 if counters is None else counters.data_ptr())
+        bound: Any = partial(_launch, calls, self.device)
+        bound.owned = counters
+        return bound  # type: ignore[no-any-return]
 
-    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
+    def run(
+        self, views: Mapping[str, View], workspace: int, stream: int, counters: int = 0
+    ) -> None:
         """Launch once."""
         try:
             calls = self._idle.pop()
         except IndexError:
             calls = self._calls()
-        self._point(calls, views, workspace)
-        _launch(calls, self.device, _driver().launch, stream)
+        self._point(calls, views, workspace, counters)
+        _launch(calls, self.device, stream)
         self._idle.append(calls)
 
     def _calls(self) -> list[_Call]:
@@ -348,14 +403,21 @@ class Launcher:
             for step, (template, pointers) in zip(self.steps, self._packed, strict=True)
         ]
 
-    def _point(self, calls: list[_Call], views: Mapping[str, View], workspace: int) -> None:
+    def _point(
+        self, calls: list[_Call], views: Mapping[str, View], workspace: int, counters: int
+    ) -> None:
         """Put the addresses in; pointers are claimed to be aligned to 16 bytes, or to nothing."""
         low = 0
         for call in calls:
             block = call.block
             for word, pointer in call.pointers:
                 name = pointer.operand
-                base = workspace if name == WORKSPACE else views[name].ptr
+                if name == WORKSPACE:
+                    base = workspace
+                elif name == COUNTERS:
+                    base = counters
+                else:
+                    base = views[name].ptr
                 address = base + pointer.offset
                 block[word] = address
                 low |= address
@@ -366,25 +428,25 @@ class Launcher:
             self._handles[aligned] = handles
         for call, (function, shared) in zip(calls, handles, strict=True):
             call.function.value = function
-            call.arguments[7].value = shared
+            call.shared.value = shared
 
 
-def _launch(calls: list[_Call], device: int, launch: Any, stream: int) -> None:
+def _launch(calls: list[_Call], device: int, stream: int) -> None:
     for call in calls:
         call.stream.value = stream
-        code = launch(*call.arguments)
+        code = call.launch(*call.arguments)
         if code:
-            _launch_again(code, call, device, launch)
+            _launch_again(code, call, device)
 
 
-def _launch_again(code: int, call: _Call, device: int, launch: Any) -> None:
+def _launch_again(code: int, call: _Call, device: int) -> None:
     """A thread that has not touched CUDA yet, or stands on another device, is put right."""
     if code in (201, 400):  # invalid context, invalid handle
         import torch
 
         with torch.cuda.device(device):
             torch.cuda.current_stream(device).query()
-            code = launch(*call.arguments)
+            code = call.launch(*call.arguments)
     if code:
         raise KernelFailure(code, f"the launch failed: {_driver().text(code)} (CUDA {code})")
 

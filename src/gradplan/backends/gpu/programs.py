@@ -6,7 +6,7 @@ The variant follows from shape, strides, element and architecture, never from th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
 
@@ -21,7 +21,18 @@ from ...geometry import Dim, Nest, c_strides, nest
 from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, ScanKind, TieRule
 from ...registry import Engine
 from ...views import View
-from .launch import WORKSPACE, Argument, Int, Interpreter, Launcher, Pointer, Step
+from .launch import (
+    COUNTERS,
+    WORKSPACE,
+    Argument,
+    Int,
+    Interpreter,
+    Launcher,
+    Pointer,
+    Step,
+    all_registers,
+)
+from .streams import own_counters, stream_counters
 from .table import Table, table_of
 
 __all__ = ["Program", "prepare", "workspace_bound"]
@@ -35,7 +46,8 @@ _TYPES = {
     ElementKind.F64: "fp64",
 }
 _HALVES = (ElementKind.F16, ElementKind.BF16)
-_STATE_SLOTS = {ReduceKind.PROD: 3}
+_STATE_SLOTS = {ReduceKind.PROD: 4}
+_FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
 
 
 @dataclass(frozen=True)
@@ -49,16 +61,38 @@ class Program:
     layout: str
     variant: str
     why: str
+    counters: int = 0
+    """Counters that the programs of a launch meet at: 32 bits each, no part of the workspace."""
+    apart: tuple[Step, ...] = ()
+    """Steps with the same result whose programs do not wait for each other."""
+    apart_runner: Launcher | None = None
 
-    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
-        """A launch on a stream, for these very arrays, with the workspace at this address."""
+    def bind(
+        self, views: Mapping[str, View], workspace: int, stream: int = 0
+    ) -> Callable[..., None]:
+        """A launch on a stream, for these very arrays, with the workspace at this address.
+
+        What it allocates, ordered with `stream`, is its attribute `owned`.
+        """
         if self.runner is None:
             return _nothing
+        if self.counters and isinstance(self.runner, Launcher):
+            # Its own: a launch may be captured, and the graph run on any stream.
+            own = own_counters(self.runner.device, stream, self.counters)
+            return self.runner.bind(views, workspace, own)
         return self.runner.bind(views, workspace)
 
     def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
         """Launch once."""
-        if self.runner is not None:
+        if self.runner is None:
+            return
+        if self.counters and isinstance(self.runner, Launcher):
+            found = stream_counters(self.runner.device, stream, self.counters)
+            if found:
+                self.runner.run(views, workspace, stream, found)
+            elif self.apart_runner is not None:
+                self.apart_runner.run(views, workspace, stream)
+        else:
             self.runner.run(views, workspace, stream)
 
 
@@ -83,9 +117,10 @@ def prepare(
     arch: str,
     device: int | None,
     index_shape: Sequence[int] | None = None,
+    processors: int | None = None,
 ) -> Program:
     """The program for arrays with these strides; without a device, for the interpreter."""
-    table = table_of(arch)
+    table = table_of(arch, processors)
     engine = desc.spec.engine
     if engine in (Engine.MAP, Engine.ROW_STATE):
         made = _rows(desc, strides, table)
@@ -95,17 +130,10 @@ def prepare(
         made = _segments(desc, strides, index_shape or (desc.num_indices,), table)
     if not made.steps:
         return made
-    runner: Launcher | Interpreter
-    runner = Interpreter(made.steps) if device is None else Launcher(made.steps, device)
-    return Program(
-        steps=made.steps,
-        runner=runner,
-        workspace_bytes=made.workspace_bytes,
-        reads=made.reads,
-        layout=made.layout,
-        variant=made.variant,
-        why=made.why,
-    )
+    if device is None:
+        return replace(made, runner=Interpreter(made.steps))
+    apart = Launcher(made.apart, device) if made.apart else None
+    return replace(made, runner=Launcher(made.steps, device), apart_runner=apart)
 
 
 def _up(n: int) -> int:
@@ -123,9 +151,11 @@ def _integer(value: int) -> Int:
     return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
 
 
-def _warps(elements: int, operands: int, packed: int, table: Table) -> int:
+def _warps(elements: int, operands: int, packed: int, half: bool, table: Table) -> int:
     """So many elements of all operands a thread that enough loads are under way."""
     each = table.thread_words * packed
+    if half and elements * operands < table.resident_words:
+        each *= 2
     if operands > 1 and elements <= table.row_tile:
         each //= 2
     return max(1, min(32, _down(elements * operands // (32 * each))))
@@ -241,7 +271,8 @@ def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
         if desc.kind is ReduceKind.MEAN:
             return float(n), 0.0
         m = n - desc.correction
-        return (float(m) if m > 0 else 1.0), 0.0
+        share = 2.0 if desc.kind is ReduceKind.VAR else 1.0
+        return share / (m if m > 0 else 1.0), 1.0 / max(n, 1)
     return 0.0, 0.0
 
 
@@ -289,8 +320,10 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     least = 1
     if columns:
         least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
-    # Long rows of bfloat16 wait in registers two by two.
-    packed = 2 if desc.element is ElementKind.BF16 and length >= table.packed else 1
+    # Long rows of halves wait in registers two by two.
+    half = desc.element in _HALVES
+    prod_kind = desc.op == ReduceKind.PROD
+    packed = 2 if half and not prod_kind and length >= table.packed else 1
     # Places on an axis of several dimensions are divisions: they take registers too.
     many = 4 if len(along.dims) > 1 else 1
     resident = length * least * words * many <= table.resident_words * packed
@@ -300,6 +333,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         ("order_base", Int(along.offsets[4])),
         ("n", _integer(n)),
         ("p", p),
+        ("q", q),
     ]
     constants: list[tuple[str, Any]] = [
         ("KIND", desc.op.value),
@@ -310,29 +344,65 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     alignment, aligned = geometry.alignment(n, modes)
     pointers = _pointers(geometry, sources, modes)
     layout = "columns" if columns else "rows"
+    if prod_kind:
+        length = max(2, length)
+    slots = _STATE_SLOTS.get(desc.op, 1)
+
+    def step(
+        phase: str,
+        r: int,
+        c: int,
+        warps: int,
+        parts: int = 1,
+        known: int = 1,
+        states: Pointer | None = None,
+        counters: Pointer | None = None,
+    ) -> Step:
+        registers = 0
+        if many > 1 or (prod_kind and r > 1) or ties in (TieRule.FIRST, TieRule.LAST):
+            registers = all_registers(warps)
+        elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
+            if desc.op in _FEW_REGISTERS:  # two programs of the longest rows at a time
+                registers = 32
+        elif phase != "whole" and columns and desc.element is ElementKind.F32:
+            if desc.op in (ReduceKind.MAX, ReduceKind.MIN):
+                registers = table.joined_registers
+        return Step(
+            kernel="rows.row_tiles",
+            grid=-(-beside.extent // r) * beside_tiles * parts,
+            arguments=(
+                *pointers,
+                ("states", states),
+                ("counters", counters),
+                *arguments,
+                ("parts", Int(parts, "i32")),
+                ("known", Int(known, "i32")),
+            ),
+            constants=(
+                *constants,
+                ("PHASE", phase),
+                ("R", r),
+                ("C", c),
+                ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
+                ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
+                ("K", 1 if phase == "whole" else max(1, min(table.join // r, table.group))),
+                ("FULL", n == c * parts and beside.extent % r == 0),
+            ),
+            warps=warps,
+            cluster=parts if phase == "cluster" else 1,
+            registers=registers,
+            alignment=alignment,
+            aligned=aligned,
+        )
+
     if resident:
         room = max(least, min(table.row_tile, table.resident_words // words) // many // length)
         if columns:
             room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
         r = min(_up(beside.extent), _down(room))
-        grid = -(-beside.extent // r) * beside_tiles
-        step = Step(
-            kernel="rows.resident",
-            grid=grid,
-            arguments=(*pointers, *arguments),
-            constants=(
-                *constants,
-                ("R", r),
-                ("C", length),
-                ("FULL", n == length and beside.extent % r == 0),
-            ),
-            warps=_warps(r * length * many, full, packed if full > 1 else 1, table),
-            roomy=many > 1 or (desc.op == ReduceKind.PROD and r > 1),
-            alignment=alignment,
-            aligned=aligned,
-        )
+        warps = _warps(r * length * many, full, packed if full > 1 else 1, half, table)
         return Program(
-            steps=(step,),
+            steps=(step("whole", r, length, warps),),
             runner=None,
             workspace_bytes=0,
             reads=unread,
@@ -341,70 +411,91 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    if columns:
-        r = min(_up(beside.extent), table.streamed_columns)
-        c = max(1, min(length, table.streamed_column_tile // many // r))
-    else:
-        r = 1
-        c = min(length, table.streamed_tile // many)
+    r = min(_up(beside.extent), table.joined_columns) if columns else 1
+    room = table.joined_bytes // desc.element.size_bytes // many
+    if full == 1 and not (half or columns or prod_kind):
+        room *= 2
+    c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
-    chunk, phases = n, ["fused"]
-    if tiles < table.fill:
-        wanted = max(1, 8 * table.fill // tiles)
-        chunk = -(-max(1, n // wanted) // c) * c
-        if chunk < n:
-            phases = ["partial", "apply"]
-        else:
-            chunk = n
-    chunks = -(-n // chunk)
-    slots = _STATE_SLOTS.get(desc.op, 1)
-    workspace = 0 if chunks == 1 else 8 * slots * tiles * chunks * r
-    made = []
-    for phase in phases:
-        states = Pointer(WORKSPACE, "fp64") if chunks > 1 else None
-        made.append(
+    while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
+        c //= 2
+    if c * r == room and table.group < -(-n // c) <= 2 * table.group:
+        c *= 2
+    parts = -(-n // c)
+    warps = max(1, min(32, _down(c * r * desc.element.size_bytes * full * many // 4096)))
+    states = Pointer(WORKSPACE, "fp64")
+    size = 8 * slots * tiles * parts * r
+    together = parts <= table.group
+    if together:
+        apart = [
+            step("partial", r, c, warps, parts, parts, states),
+            step("apply", r, c, warps, parts, parts, states),
+        ]
+    else:
+        known = Pointer(WORKSPACE, "fp64", -(-size // 256) * 256)
+        lanes = min(r, table.join_lanes)
+        apart = [
+            step("partial", r, c, warps, parts, parts, states),
             Step(
-                kernel="rows.streamed",
-                grid=tiles * chunks,
-                arguments=(*pointers, ("states", states), *arguments, ("chunk", _like(n, chunk))),
-                constants=(
-                    *constants,
-                    ("PHASE", phase),
-                    ("SLOTS", slots),
-                    ("R", r),
-                    ("C", c),
-                    ("K", max(1, table.join // r)),
-                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                kernel="rows.join_rows",
+                grid=tiles * (r // lanes),
+                arguments=(
+                    ("states", states),
+                    ("joined", known),
+                    ("total", Int(tiles * parts * r)),
+                    ("parts", Int(parts, "i32")),
                 ),
-                warps=4
-                if columns
-                else table.streamed_warps * (1 if desc.element in _HALVES else 2),
-                roomy=many > 1 or ties in (TieRule.FIRST, TieRule.LAST),
-                alignment=alignment,
-                aligned=(*aligned, "chunk")
-                if alignment > 1 and chunk % alignment == 0
-                else aligned,
-            )
+                constants=(
+                    ("KIND", desc.op.value),
+                    ("TIES", ties.value if ties else ""),
+                    ("R", r),
+                    ("J", lanes),
+                    ("K", max(2, table.join // lanes)),
+                ),
+                warps=4,
+            ),
+            step("apply", r, c, warps, parts, 1, known),
+        ]
+        size = known.offset + 8 * slots * tiles * r
+    pieces = f"rows are cut into {parts} parts"
+    if parts <= table.cluster:
+        return Program(
+            steps=(step("cluster", r, c, warps, parts, parts, states),),
+            runner=None,
+            workspace_bytes=size,
+            reads=unread,
+            layout=layout,
+            variant="cluster",
+            why=f"{pieces}, kept in registers by the programs of a cluster: one read",
         )
-    split = chunks > 1
+    waits = table.waits and together and tiles * parts < _TURNS
+    joined = step("joined", r, c, warps, parts, parts, states, Pointer(COUNTERS, "i32"))
     return Program(
-        steps=tuple(made),
+        steps=(joined,) if waits else tuple(apart),
+        apart=tuple(apart) if waits else (),
+        counters=1 + tiles if waits else 0,
         runner=None,
-        workspace_bytes=workspace,
-        reads={**dict.fromkeys(("dy", "x", "y"), 2), **unread},
+        workspace_bytes=size,
+        reads=unread if waits else {**dict.fromkeys(("dy", "x", "y"), 2), **unread},
         layout=layout,
-        variant="split" if split else "streamed",
-        why=(
-            f"rows are cut into {chunks} chunks whose states are joined in order"
-            if split
-            else "a row is longer than a program's registers: read twice, in part from the cache"
-        ),
+        variant="joined" if waits else "split",
+        why=f"{pieces}, whose programs wait for each other with their tiles in registers: one read"
+        if waits
+        else f"{pieces}, whose states are joined in order: two reads",
     )
 
 
-def _like(n: int, value: int) -> Int:
-    """An integer of the type that `_integer(n)` has."""
-    return Int(value, _integer(n).type)
+_TURNS = 1 << 20  # the most programs that take turns
+
+
+def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int) -> int:
+    """How many elements (pairs, of a product) a thread may join before they become f64."""
+    if element is ElementKind.F64 or (element is ElementKind.F32 and not product):
+        return 1
+    run = 16 // element.size_bytes
+    places = c // 2 if product else c
+    held = run if inner else r * places // (32 * warps * min(r, run))
+    return max(1, min(8 if element in _HALVES else 4, _down(max(1, held)), places))
 
 
 def _map(
@@ -585,7 +676,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=warps,
-                roomy=table.roomy,
+                registers=all_registers(warps) if table.roomy else 0,
                 alignment=alignment,
                 aligned=aligned,
             )
@@ -601,7 +692,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
             ),
             constants=(*constants, ("PHASE", phase), *rest),
             warps=warps,
-            roomy=recomputes or table.roomy,
+            registers=all_registers(warps) if recomputes or table.roomy else 0,
             alignment=alignment,
             aligned=aligned,
         )
@@ -891,7 +982,7 @@ def _segments(
                 ("T", t),
             ),
             warps=table.table_warps * (1 if wide > 1 else 2),
-            roomy=True,
+            registers=all_registers(table.table_warps * (1 if wide > 1 else 2)),
             alignment=wide,
             aligned=("dout_steps", "table_row", "columns"),
         )
@@ -938,9 +1029,9 @@ def _workspace_of(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, 
     return places
 
 
-def workspace_bound(desc: Any, arch: str) -> int:
+def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
     """The most workspace that any layout of the problem needs, in bytes."""
-    table = table_of(arch)
+    table = table_of(arch, processors)
     if isinstance(desc, EmbeddingBackwardDescriptor):
         if desc.num_indices == 0 or desc.num_embeddings * desc.embedding_dim == 0:
             return 0
@@ -952,7 +1043,6 @@ def workspace_bound(desc: Any, arch: str) -> int:
         return 0
     n = prod(shape[axis] for axis in axes)
     rows = total // n
-    widest = table.streamed_columns
     if isinstance(desc, ScanBackwardDescriptor):
         small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
         words = 2 if desc.kind is ScanKind.CUMSUM else 4
@@ -972,5 +1062,8 @@ def workspace_bound(desc: Any, arch: str) -> int:
         return bound
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
-    slots = _STATE_SLOTS.get(desc.op, 1)
-    return int(8 * slots * 16 * table.fill * widest)
+    wide = table.joined_columns if rows > 1 else 1
+    step = table.joined_bytes // (desc.element.size_bytes * wide) // (4 if len(axes) > 1 else 1)
+    # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
+    states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
+    return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

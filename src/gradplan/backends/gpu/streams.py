@@ -6,13 +6,22 @@ CuPy keeps a current stream of its own, which its arrays follow.
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...errors import InvalidProblem, KernelFailure
 
-__all__ = ["Streams", "allocate", "streams_of", "workspace_memory"]
+__all__ = [
+    "Streams",
+    "allocate",
+    "own_counters",
+    "stream_counters",
+    "streams_of",
+    "workspace_memory",
+]
 
 
 class Streams:
@@ -24,7 +33,7 @@ class Streams:
         self,
         device: int,
         current: Callable[[], int],
-        memory: Any = None,
+        memory: Sequence[Any] = (),
         known: set[int] | None = None,
     ) -> None:
         self._device = device
@@ -46,7 +55,7 @@ class Streams:
             self._meet(handle)
         return handle
 
-    def owning(self, memory: Any, stream: int) -> Streams:
+    def owning(self, memory: Sequence[Any], stream: int) -> Streams:
         """The same, for a launch that owns memory allocated on a stream."""
         return Streams(self._device, self._current, memory, {stream})
 
@@ -55,7 +64,8 @@ class Streams:
         assert self._known is not None
         import torch
 
-        self._memory.record_stream(_external(torch, handle, self._device))
+        for memory in self._memory:
+            memory.record_stream(_external(torch, handle, self._device))
         self._known.add(handle)
 
 
@@ -115,6 +125,46 @@ def allocate(size: int, device: int, stream: int) -> Any:
             return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
     except torch.cuda.OutOfMemoryError as error:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
+
+
+def own_counters(device: int, stream: int, count: int) -> Any:
+    """Counters, all 0, for launches of which one at a time runs."""
+    import torch
+
+    made = allocate(4 * count, device, stream)
+    with torch.cuda.stream(_external(torch, stream, device)):
+        made.zero_()
+        torch.cuda.current_stream(device).synchronize()
+    return made
+
+
+# By device and stream, whose launches follow each other; older, smaller ones may still be in use.
+_counters: dict[tuple[int, int], list[Any]] = {}
+
+
+def stream_counters(device: int, stream: int, count: int) -> int:
+    """The address of a stream's counters; 0 where it is being captured, since a graph may run on
+    other streams, at the same time as this one."""
+    if capturing(stream):
+        return 0
+    found = _counters.get((device, stream))
+    if found is None or found[-1].numel() < 4 * count:
+        made = own_counters(device, stream, max(1024, 1 << (count - 1).bit_length()))
+        found = _counters.setdefault((device, stream), [])
+        found.append(made)
+    return int(found[-1].data_ptr())
+
+
+def capturing(stream: int) -> bool:
+    """Whether launches on a stream go into a graph."""
+    status = ctypes.c_int()
+    code = _is_capturing()(ctypes.c_void_p(stream), ctypes.byref(status))
+    return bool(code or status.value)
+
+
+@lru_cache(maxsize=1)
+def _is_capturing() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuStreamIsCapturing
 
 
 def workspace_memory(plan: str, given: Any, device: str) -> tuple[int, int]:

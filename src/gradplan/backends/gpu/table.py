@@ -6,11 +6,13 @@ measures there. The interpreter's are small, so that small shapes meet every var
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...kinds import ElementKind
 
-__all__ = ["Table", "table_of"]
+__all__ = ["Table", "table_of", "using"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +28,23 @@ class Table:
     resident_words: int
     """What a program may keep of its rows, in 32-bit registers, all operands together."""
     packed: int
-    """Rows of bfloat16 from here on count half."""
+    """Rows of halves from here on count half."""
     column_bytes: int
     """Neighbouring rows that stay in registers are taken together up to this many bytes."""
-    streamed_tile: int
-    """A step of a row that is read twice."""
-    streamed_warps: int
-    streamed_columns: int
-    """Neighbouring rows that are read twice are taken so many together ..."""
-    streamed_column_tile: int
-    """... in tiles of this."""
+    joined_bytes: int
+    """What a program keeps of a row that is cut into parts, bytes of each operand; twice that for
+    single operands of f32 and f64 along rows."""
+    joined_columns: int
+    """Neighbouring rows that are cut are taken so many together."""
+    joined_registers: int
+    """The most registers a thread of theirs for max and min of f32; 0: as it comes."""
+    cluster: int
+    """The most programs of a cluster, 0 where the architecture has none."""
+    group: int
+    """The most programs that wait for each other; never more than the multiprocessors, each of
+    which holds two or more."""
+    waits: bool
+    """Whether programs can wait for each other at all."""
     scan_tile: int
     """Short rows of a scan are put together up to this."""
     scan_resident: int
@@ -58,7 +67,7 @@ class Table:
     """Rows of a scan that lie one element after the other: for a kind ("" for the others) the tile
     and the elements a thread, for halves and for the other types."""
     thread_words: int
-    """Elements a thread keeps of a tile of rows."""
+    """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
     sort_bits: int
     sum_block: int
@@ -94,10 +103,12 @@ _SM_90 = Table(
     resident_words=32768,
     packed=16384,
     column_bytes=128,
-    streamed_tile=8192,
-    streamed_warps=16,
-    streamed_columns=64,
-    streamed_column_tile=2048,
+    joined_bytes=16384,
+    joined_columns=32,
+    joined_registers=64,
+    cluster=8,
+    group=128,
+    waits=True,
     scan_tile=1024,
     scan_resident=4096,
     scan_step=1024,
@@ -134,10 +145,12 @@ _INTERPRETER = Table(
     resident_words=128,
     packed=1 << 30,
     column_bytes=16,
-    streamed_tile=32,
-    streamed_warps=4,
-    streamed_columns=4,
-    streamed_column_tile=32,
+    joined_bytes=256,
+    joined_columns=4,
+    joined_registers=0,
+    cluster=0,
+    group=4,
+    waits=False,
     scan_tile=64,
     scan_resident=64,
     scan_step=32,
@@ -163,9 +176,38 @@ _INTERPRETER = Table(
 )
 
 
-_SM_80 = replace(_SM_90, roomy=True)
+_SM_80 = replace(_SM_90, roomy=True, cluster=0)
+_PROCESSORS = 132  # of the H200
 
 
-def table_of(arch: str) -> Table:
-    """The thresholds of an architecture."""
-    return {"interpreter": _INTERPRETER, "sm_80": _SM_80}.get(arch, _SM_90)
+_TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80}
+
+
+def table_of(arch: str, processors: int | None = None) -> Table:
+    """The thresholds of an architecture, on a device with so many multiprocessors."""
+    table = _TABLES.get(arch, _SM_90)
+    if processors is None or processors == _PROCESSORS:
+        return table
+    return replace(
+        table, fill=2 * processors, group=min(table.group, 1 << (processors.bit_length() - 1))
+    )
+
+
+@contextmanager
+def using(arch: str, table: Table) -> Iterator[None]:
+    """Other thresholds for an architecture meanwhile: to measure them, or to test small tiles.
+
+    What is selected and bound within keeps them. Plans are shared, so they are forgotten before
+    and after; no other thread may select any meanwhile.
+    """
+    from ...plans import forget_plans
+
+    before = dict(_TABLES)
+    _TABLES[arch] = table
+    forget_plans()
+    try:
+        yield
+    finally:
+        _TABLES.clear()
+        _TABLES.update(before)
+        forget_plans()

@@ -32,6 +32,9 @@ MORE_AXIS_AT, MORE_ACROSS_AT = 32, 32 + 8 * DIM_WORDS
 META_WORDS = 32 + 16 * DIM_WORDS
 # Whether outputs go past the caches: in a word that no dimension's entry uses.
 STREAMING = ACROSS + 7
+# Of a split problem, the number of its last unit: the map visits units backwards, and so begins
+# with what the pass before it has left in the caches.
+LAST_UNIT = AXIS + 7
 
 # Operands as columns of a dimension's entry.
 S_DY, S_X, S_Y, S_OUT, S_OUT2, S_INDEX = 1, 2, 3, 4, 5, 6

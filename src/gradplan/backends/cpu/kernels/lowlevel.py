@@ -115,15 +115,19 @@ def _narrow(builder: Any, element: ElementKind, value: Any) -> Any:
         value = _odd_f32(builder, value)
     if element is ElementKind.F16:
         return builder.fptrunc(value, _like(kind, _HALF))
+    bits = builder.lshr(_bf16_upper(builder, value), _const(kind, _I32, 16))
+    return builder.trunc(bits, _like(kind, _I16))
+
+
+def _bf16_upper(builder: Any, value: Any) -> Any:
+    """The bits of an f32 (or a vector of them), whose upper half is the bf16 nearest to it."""
+    kind = value.type
     bits = builder.bitcast(value, _like(kind, _I32))
-    upper = builder.lshr(bits, _const(kind, _I32, 16))
-    ties_to_even = builder.add(
-        _const(kind, _I32, 0x7FFF), builder.and_(upper, _const(kind, _I32, 1))
-    )
-    rounded = builder.lshr(builder.add(bits, ties_to_even), _const(kind, _I32, 16))
-    quiet = builder.or_(upper, _const(kind, _I32, 0x40))
+    last = builder.and_(builder.lshr(bits, _const(kind, _I32, 16)), _const(kind, _I32, 1))
+    rounded = builder.add(bits, builder.add(_const(kind, _I32, 0x7FFF), last))
+    quiet = builder.or_(bits, _const(kind, _I32, 0x400000))
     is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.select(is_nan, quiet, rounded), _like(kind, _I16))
+    return builder.select(is_nan, quiet, rounded)
 
 
 def make_load(element: ElementKind, wide: bool, scope: str = "in") -> Callable[[int, int], float]:
@@ -169,6 +173,42 @@ def make_store(
         return types.none(types.int64, types.int64, numba_in), emit
 
     return store
+
+
+def make_pair(scope: str) -> tuple[Any, Any]:
+    """`load(address, i)` and `store(address, i, a, b)` of two neighbouring bf16, as f32.
+
+    One word holds both: shifted up it is the first, and but for its lower half the second. So
+    neither way moves anything across a vector, as taking them one by one does.
+    """
+    pair = types.UniTuple(types.float32, 2)
+    upper = ir.Constant(_I32, 0xFFFF0000)
+    sixteen = ir.Constant(_I32, 16)
+
+    def word_at(builder: Any, args: Any) -> Any:
+        return builder.bitcast(_at(builder, _I16, args[0], args[1]), _I32.as_pointer())
+
+    @intrinsic
+    def load(_typing: Any, address: Any, i: Any) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            word = _scoped(builder, builder.load(word_at(builder, args), align=2), scope)
+            first, second = builder.shl(word, sixteen), builder.and_(word, upper)
+            values = [builder.bitcast(bits, _F32) for bits in (first, second)]
+            return context.make_tuple(builder, pair, values)
+
+        return pair(types.int64, types.int64), emit
+
+    @intrinsic
+    def store(_typing: Any, address: Any, i: Any, a: Any, b: Any) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            first, second = (_bf16_upper(builder, value) for value in args[2:])
+            word = builder.or_(builder.lshr(first, sixteen), builder.and_(second, upper))
+            _scoped(builder, builder.store(word, word_at(builder, args), align=2), scope)
+            return context.get_dummy_value()
+
+        return types.none(types.int64, types.int64, types.float32, types.float32), emit
+
+    return load, store
 
 
 LINE = 64

@@ -37,7 +37,7 @@ from .lowlevel import (
     make_tuple_memory,
     meta,
 )
-from .rows import place
+from .rows import place, unit_of
 
 TILE = 2048
 MAX_LANES = 512
@@ -218,7 +218,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
         checkpoints = ws + meta(m, at.CHECKPOINTS) + slot * meta(m, at.SLOT_BYTES)
         partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
         chunk_states = ws + meta(m, at.STATES)
-        for u in range(lo, hi):
+        for v in range(lo, hi):
+            u = unit_of(m, phase, v)
             # This unit's lanes, how many of them begin at the row's start, its steps, and the
             # numbers of its chunks: c0 for the first lane, and so many more for the next.
             q = u // blocks

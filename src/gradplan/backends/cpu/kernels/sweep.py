@@ -38,7 +38,7 @@ from .lowlevel import (
     meta,
     prefetch,
 )
-from .rows import place
+from .rows import place, unit_of
 
 MAX_LANES = 1024
 TILE = 4096
@@ -319,7 +319,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
         tiles, lane_room = tiles_room(), lane_stage()
         d_tile, x_tile = tiles, tiles + size * TILE
         o_tile, y_tile = tiles + 2 * size * TILE, tiles + 3 * size * TILE
-        for u in range(lo, hi):
+        for v in range(lo, hi):
+            u = unit_of(m, phase, v)
             # This unit's lanes, how many of them begin at the row's start, its steps, and the
             # numbers of its chunks: c0 for the first lane, and so many more for the next.
             q = u // blocks

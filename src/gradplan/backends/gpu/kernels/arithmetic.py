@@ -6,7 +6,6 @@ all of them.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import libdevice
 
 from ..launch import interpreted
 
@@ -67,25 +66,21 @@ def quotient(a, b, ELEMENT: tl.constexpr):
 
 
 @triton.jit
-def rough_quotient(a, b, ELEMENT: tl.constexpr):
-    """a / b within two units of f32, for |b| between 2⁻¹²⁶ and 2¹²⁶; f64 as it is."""
-    if ELEMENT == "f64" or ELEMENT == "f32":
-        return quotient(a, b, ELEMENT)
+def rough_reciprocal(x):
+    """1 / x within a unit or two of f32, for |x| between 2⁻¹²⁶ and 2¹²⁶."""
+    if _INTERPRETED:  # which knows no assembler
+        return 1.0 / x
     else:
-        if _INTERPRETED:  # which knows no library of the device
-            return a / b
-        else:
-            a, b = tl.broadcast(a, b)
-            return libdevice.fast_dividef(a, b)
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
-def product_f64(a, b, ELEMENT: tl.constexpr):
-    """a · b in f64. The product of two halves is exact in f32."""
-    if ELEMENT == "f32":
-        return a.to(tl.float64) * b.to(tl.float64)
-    else:
-        return (a * b).to(tl.float64)
+def reciprocal(x):
+    """1 / x within a unit of f32, in the same range."""
+    r = rough_reciprocal(x)
+    return tl.fma(r, tl.fma(-x, r, 1.0), r)
 
 
 @triton.jit
@@ -109,6 +104,14 @@ def parts(x):
     m = (sign | significand | 0x3FF0000000000000).to(tl.float64, bitcast=True)
     exponent = field.to(tl.int32) - 1023 - tl.where(tiny, 54, 0)
     return m, tl.where(special, 0, exponent), special
+
+
+@triton.jit
+def plain_parts(x):
+    """Significand and exponent of an f64 that is a normal number."""
+    bits = x.to(tl.int64, bitcast=True)
+    m = ((bits & -9218868437227405313) | 0x3FF0000000000000).to(tl.float64, bitcast=True)
+    return m, ((bits >> 52) & 0x7FF).to(tl.int32) - 1023
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 Most row states are a sum: `term` is what an element adds, and `apply` maps a tile to the gradient
 from the sums of its rows. The ties FIRST and LAST keep an index instead, and prod the parts of a
-product: `tile_state`, `merge` and `apply` cover all. Places beyond the axis are left out by
+product, which has functions of its own. Places beyond the axis are left out by
 choice, never by a product with zero.
 """
 
@@ -15,9 +15,11 @@ from .arithmetic import (
     multiply,
     parts,
     parts_f32,
+    plain_parts,
     power_of_two,
-    product_f64,
     quotient,
+    reciprocal,
+    rough_reciprocal,
     scaled,
 )
 
@@ -33,25 +35,61 @@ def hit(x, y):
 
 
 @triton.jit
-def inside(values, mask, R: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr):
-    """The values of a whole tile, 0 beyond the axis."""
-    if FULL:
-        return tl.broadcast_to(values, (R, C))
+def term(KIND: tl.constexpr, ELEMENT: tl.constexpr, dy, x, y):
+    """What an element adds to the state of its row: f64, f32 for halves, or a count.
+
+    A few terms of bfloat16 may sum to more than f32 holds: they come divided by 2¹², exactly.
+    """
+    if KIND == "max" or KIND == "min":  # shared among ties
+        return hit(x, y).to(tl.int32)
+    elif ELEMENT == "f32" or ELEMENT == "f64":
+        if KIND == "softmax":
+            return y.to(tl.float64) * dy.to(tl.float64)
+        elif KIND == "log_softmax":
+            return dy.to(tl.float64)
+        else:  # var and std
+            return x.to(tl.float64)
     else:
-        return tl.where(mask, tl.broadcast_to(values, (R, C)), tl.zeros((R, C), values.dtype))
+        DOWN: tl.constexpr = 1.0 / row_scale(ELEMENT)
+        if KIND == "softmax":
+            return (y * DOWN) * dy
+        elif KIND == "log_softmax":
+            return dy * DOWN
+        else:
+            return x * DOWN
+
+
+@triton.constexpr_function
+def row_scale(element):
+    """What a sum of `term`s is to be multiplied by."""
+    return 4096.0 if element == "bf16" else 1.0
 
 
 @triton.jit
-def term(KIND: tl.constexpr, ELEMENT: tl.constexpr, dy, x, y):
-    """What an element adds to the state of its row: f64, or a count."""
-    if KIND == "softmax":
-        return product_f64(y, dy, ELEMENT)
-    elif KIND == "log_softmax":
-        return dy.to(tl.float64)
-    elif KIND == "var" or KIND == "std":
-        return x.to(tl.float64)
-    else:  # max and min, shared among ties
-        return hit(x, y).to(tl.int32)
+def in_groups(values, R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, INNER: tl.constexpr):
+    """A tile [R, C] as groups of W that a thread holds: neighbours, or far apart along the axis;
+    the groups are along the last axis of three."""
+    if INNER:
+        return tl.reshape(values, (R, C // W, W))
+    else:
+        return tl.permute(tl.reshape(values, (R, W, C // W)), (0, 2, 1))
+
+
+@triton.jit
+def row_sum(
+    values,
+    ELEMENT: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """Σ of `term`s as f64. Halves are summed W at a time in f32: converting costs more."""
+    if values.dtype == tl.float32:
+        values = tl.sum(in_groups(values, R, C, W, INNER), 2).to(tl.float64)
+        return tl.sum(values, 1) * row_scale(ELEMENT)
+    else:
+        return tl.sum(values, 1).to(tl.float64)
 
 
 @triton.jit
@@ -66,79 +104,115 @@ def tile_state(
     mask,
     R: tl.constexpr,
     C: tl.constexpr,
+    W: tl.constexpr,
+    INNER: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """The state of a tile's part of each row: three f64 of shape [R], of which most use one."""
-    none = tl.zeros((R,), tl.float64)
-    if KIND == "prod":
-        m, exponent, ordinary = plain_product(ELEMENT, x, mask, R, C, FULL)
-        s0, s1, s2 = m, exponent.to(tl.float64), none
-        if tl.min(tl.where(ordinary, 1, 0), 0) == 0:
-            s0, s1, s2 = product_state(ELEMENT, x, mask, R, C)
-        return s0, s1, s2
-    elif TIES == "first":
+    """The state of a tile's part of each row: an f64 of shape [R]; not of prod."""
+    if TIES == "first":
         far = (
             tl.full((1, 1), 0x3FFFFFFFFFFFFFFF, tl.int64) if order.dtype == tl.int64 else 0x7FFFFFFF
         )
-        tie = hit(x, y) & mask
-        return tl.min(tl.where(tie, order, far), 1).to(tl.float64), none, none
+        return tl.min(tl.where(hit(x, y) & mask, order, far), 1).to(tl.float64)
     elif TIES == "last":
-        tie = hit(x, y) & mask
-        return tl.max(tl.where(tie, order, -1), 1).to(tl.float64), none, none
+        return tl.max(tl.where(hit(x, y) & mask, order, -1), 1).to(tl.float64)
     else:
-        added = inside(term(KIND, ELEMENT, dy, x, y), mask, R, C, FULL)
-        return tl.sum(added, 1).to(tl.float64), none, none
+        added = tl.broadcast_to(term(KIND, ELEMENT, dy, x, y), (R, C))
+        if not FULL:
+            added = tl.where(mask, added, tl.zeros((R, C), added.dtype))
+        return row_sum(added, ELEMENT, R, C, W, INNER)
 
 
 @triton.jit
-def first_state(KIND: tl.constexpr, TIES: tl.constexpr, R: tl.constexpr):
-    """The state of no elements."""
-    none = tl.zeros((R,), tl.float64)
+def publish(KIND: tl.constexpr, slot, total, s0, s1, s2):
+    """Leave a state for `join`. A product is one number where f64 holds it; otherwise NaN, and its
+    three parts stand in arrays of their own, `total` apart."""
     if KIND == "prod":
-        return none + 1.0, none, none
-    elif TIES == "first":
-        return none + _FAR, none, none
-    elif TIES == "last":
-        return none - 1.0, none, none
+        odd = (s2 != 0.0) | (tl.abs(s1) > 900.0)
+        exponent = tl.where(odd, 0.0, s1).to(tl.int32)
+        tl.store(slot, tl.where(odd, _NAN, s0 * power_of_two(exponent)))
+        if tl.max(odd.to(tl.int32), 0) > 0:
+            tl.store(slot + total, s0)
+            tl.store(slot + 2 * total, s1)
+            tl.store(slot + 3 * total, s2)
     else:
-        return none, none, none
+        tl.store(slot, s0)
 
 
 @triton.jit
-def merge(KIND: tl.constexpr, TIES: tl.constexpr, s0, s1, s2, t0, t1, t2):
-    """The state of two parts of a row, the first of them first on the axis."""
+def join(
+    KIND: tl.constexpr,
+    TIES: tl.constexpr,
+    states,
+    total,
+    parts,
+    R: tl.constexpr,
+    J: tl.constexpr,
+    K: tl.constexpr,
+):
+    """The states of J rows, from what their parts [part, R] have published, in an order that
+    depends on their number alone."""
+    lane = tl.arange(0, J)[:, None]
+    EMPTY: tl.constexpr = (
+        1.0 if KIND == "prod" else _FAR if TIES == "first" else -1.0 if TIES == "last" else 0.0
+    )
+    s0 = tl.full((J, K), EMPTY, tl.float64)
+    s1 = tl.zeros((J, K), tl.float64)
+    s2 = tl.zeros((J, K), tl.float64)
+    for k in range(0, parts, K):
+        one = k + tl.arange(0, K)[None, :]
+        mask = one < parts
+        slot = states + one * R + lane
+        # Another program may have written next to them a moment ago: not from the first cache.
+        t0 = tl.load(slot, mask=mask, other=EMPTY, cache_modifier=".cg")
+        if KIND == "prod":
+            odd = t0 != t0
+            t0, e = plain_parts(t0)
+            t1, t2 = e.to(tl.float64), tl.zeros((J, K), tl.float64)
+            if tl.max(tl.max(odd.to(tl.int32), 1), 0) > 0:
+                slot += total
+                t0 = tl.where(odd, tl.load(slot, mask=odd, other=1.0, cache_modifier=".cg"), t0)
+                slot += total
+                t1 = tl.where(odd, tl.load(slot, mask=odd, other=0.0, cache_modifier=".cg"), t1)
+                slot += total
+                t2 = tl.load(slot, mask=odd, other=0.0, cache_modifier=".cg")
+            s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
+        elif TIES == "first":
+            s0 = tl.minimum(s0, t0)
+        elif TIES == "last":
+            s0 = tl.maximum(s0, t0)
+        else:
+            s0 += t0
     if KIND == "prod":
-        m, more, _ = parts(s0 * t0)
-        a, b = s2.to(tl.int32), t2.to(tl.int32)
-        zeros = tl.minimum((a & 3) + (b & 3), 2)
-        infinite = tl.minimum(((a >> 2) & 3) + ((b >> 2) & 3), 2)
-        nans = tl.minimum((a >> 4) + (b >> 4), 2)
-        count = (zeros + 4 * infinite + 16 * nans).to(tl.float64)
-        return m, s1 + t1 + more.to(tl.float64), count
-    elif TIES == "first":
-        return tl.minimum(s0, t0), s1, s2
-    elif TIES == "last":
-        return tl.maximum(s0, t0), s1, s2
+        s0, s1, s2 = tl.reduce((s0, s1, s2), 1, merge)
+        return s0, s1, s2
     else:
-        return s0 + t0, s1, s2
+        if TIES == "first":
+            one = tl.min(s0, 1)
+        elif TIES == "last":
+            one = tl.max(s0, 1)
+        else:
+            one = tl.sum(s0, 1)
+        return one, one, one
 
 
 @triton.jit
-def apply(KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, s0, dy, x, y, order, n, p):
-    """The gradient of a tile, from the states of its rows (of shape [R]); not of prod."""
+def apply(KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, s0, dy, x, y, order, p, q):
+    """The gradient of a tile, from the states of its rows (of shape [R]); not of prod.
+
+    For var p = 2 / m, for std 1 / m; q = 1 / n.
+    """
     TYPE: tl.constexpr = tl.float64 if ELEMENT == "f64" else tl.float32
     if KIND == "softmax":
         return y * dy - y * s0[:, None].to(TYPE)  # dy − s might overflow
     elif KIND == "log_softmax":
         return dy - times(exp(y, ELEMENT), s0[:, None], TYPE)
     elif KIND == "var":
-        deviation = x - (s0 / n.to(tl.float64))[:, None].to(TYPE)
-        m = tl.full((), p, tl.float64)
-        return times(deviation, dy.to(tl.float64) * (2.0 / m), TYPE)
+        deviation = x - (s0 * q)[:, None].to(TYPE)
+        return times(deviation, dy.to(tl.float64) * p, TYPE)
     elif KIND == "std":
-        deviation = x - (s0 / n.to(tl.float64))[:, None].to(TYPE)
-        m = tl.full((), p, tl.float64)
-        share = dy.to(tl.float64) / (m * tl.where(y == 0.0, 1.0, y).to(tl.float64))
+        deviation = x - (s0 * q)[:, None].to(TYPE)
+        share = dy.to(tl.float64) * p / tl.where(y == 0.0, 1.0, y).to(tl.float64)
         return tl.where(y == 0.0, 0.0, times(deviation, share, TYPE))
     elif TIES == "split":
         share = quotient(dy, s0[:, None].to(TYPE), ELEMENT)
@@ -165,82 +239,124 @@ def inverse(numerator, p, TYPE: tl.constexpr):
 
 
 @triton.jit
+def first_state(R: tl.constexpr):
+    """The state of an empty product: significand, exponent and what is odd about it."""
+    none = tl.zeros((R,), tl.float64)
+    return none + 1.0, none, none
+
+
+@triton.jit
+def merge(s0, s1, s2, t0, t1, t2):
+    """The product of two products. Zeros, infinities and NaNs are each counted up to 2, since one
+    is all that leaves; the fourth count says that some factor was not usual."""
+    m, more = plain_parts(s0 * t0)
+    a, b = s2.to(tl.int32), t2.to(tl.int32)
+    odd = a & 0
+    for shift in tl.static_range(0, 8, 2):
+        odd |= tl.minimum(((a >> shift) & 3) + ((b >> shift) & 3), 2) << shift
+    return m, s1 + t1 + more.to(tl.float64), odd.to(tl.float64)
+
+
+@triton.jit
 def product_state(ELEMENT: tl.constexpr, x, mask, R: tl.constexpr, C: tl.constexpr):
     """Π of the significands, the sum of the exponents, and how many are 0, infinite or NaN.
 
-    Those three count as ±1 in the product, so leaving one factor out is exact whatever it was;
-    each is counted up to 2, since one is all that leaves. 512 significands multiply to less than
-    2⁵¹².
+    Those three count as ±1 in the product, so leaving one factor out is exact whatever it was.
     """
     x = tl.where(mask, tl.broadcast_to(x, (R, C)), 1.0)
     if ELEMENT == "f64":
         m, e, _ = parts(x)
     else:
         m, e, _ = parts_f32(x)
-    m, more = product_of(m, R, C)
+    m, e = tl.reduce((m, e), 1, times_parts)
     zeros = tl.minimum(tl.sum((x == 0.0).to(tl.int32), 1), 2)
     infinite = tl.minimum(tl.sum((tl.abs(x) == _INFINITY).to(tl.int32), 1), 2)
     nans = tl.minimum(tl.sum((x != x).to(tl.int32), 1), 2)
-    count = (zeros + 4 * infinite + 16 * nans).to(tl.float64)
-    return m, (tl.sum(e, 1) + more).to(tl.float64), count
+    odd = zeros + 4 * infinite + 16 * nans + 64
+    return m, e.to(tl.float64), odd.to(tl.float64)
 
 
 @triton.jit
-def product_of(m, R: tl.constexpr, C: tl.constexpr):
-    """The product of significands as significand and exponent."""
-    B: tl.constexpr = 512
-    if C > B:
-        m = tl.reduce(tl.reshape(m, (R, C // B, B)), 2, multiply)
-        m, above, _ = parts(m)
-        m, more, _ = parts(tl.reduce(m, 1, multiply))
-        return m, more + tl.sum(above, 1)
-    else:
-        m, more, _ = parts(tl.reduce(m, 1, multiply))
-        return m, more
+def times_parts(m, e, other, more):
+    """The product of two numbers m · 2^e."""
+    m, above = plain_parts(m * other)
+    return m, e + more + above
 
 
 @triton.jit
-def plain_product(
-    ELEMENT: tl.constexpr, x, mask, R: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr
+def product_of_pairs(
+    ELEMENT: tl.constexpr,
+    a,
+    b,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    INNER: tl.constexpr,
 ):
-    """Significand and exponent of Π x, and whether each row is ordinary: its x normal numbers.
+    """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
+    quotient leaves one factor out.
 
-    The product of two significands of halves is exact in f32.
+    For halves a·b is exact in f32 and must be within 2^±60; f32 itself within 2^±100, so that the
+    W pairs a thread multiplies stay within f64.
     """
-    x = tl.broadcast_to(x, (R, C))
-    if not FULL:
-        x = tl.where(mask, x, 1.0)
     if ELEMENT == "f64":
-        m, e, special = parts(x)
-        ordinary = tl.max(special.to(tl.int32), 1) == 0
-        exponent = tl.sum(e, 1)
-        m, more = product_of(m, R, C)
+        m, e, odd = parts(a)
+        other, more, odd_too = parts(b)
+        usual = tl.max(tl.max((odd | odd_too).to(tl.int32), 1), 0) == 0
+        m, e = tl.reduce((m * other, e + more), 1, times_parts)
     else:
-        bits = x.to(tl.int32, bitcast=True)
-        field = (bits >> 23) & 0xFF
-        # 0 becomes the largest; what is above 2¹²⁶ has no rough quotient.
-        ordinary = tl.max((field - 1).to(tl.uint32, bitcast=True), 1) < 252
-        exponent = tl.sum(field, 1) - 127 * C
-        m = ((bits & -2139095041) | 0x3F800000).to(tl.float32, bitcast=True)
-        if ELEMENT != "f32" and C > 1:
-            a, b = tl.split(tl.reshape(m, (R, C // 2, 2)))
-            m, more = product_of((a * b).to(tl.float64), R, C // 2)
+        if ELEMENT == "f32":
+            far = tl.maximum(distance(a, 100), distance(b, 100))
+            usual = tl.max(tl.max(far, 1), 0) < (200 << 24)
+            m = a.to(tl.float64) * b.to(tl.float64)
         else:
-            m, more = product_of(m.to(tl.float64), R, C)
-    return m, exponent + more, ordinary
+            pair = a * b
+            usual = tl.max(tl.max(distance(pair, 60), 1), 0) < (120 << 24)
+            m = pair.to(tl.float64)
+        m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
+        m, e = plain_parts(m)
+        m, e = tl.reduce((m, e), 1, times_parts)
+    return m, e.to(tl.float64), usual
 
 
 @triton.jit
-def product_share(ELEMENT: tl.constexpr, m, exponent, dy, row_mask):
-    """dy · Π x, and whether all rows hold it safely, so that dividing it by x is all there is."""
-    LIMIT: tl.constexpr = 500 if ELEMENT == "f64" else 100
-    safe = tl.abs(exponent) < LIMIT
-    whole = m * power_of_two(tl.where(safe, exponent, 0))
-    share = dy * whole[:, None]
-    size = tl.max(tl.abs(share), 1)
-    BIG: tl.constexpr = 1e300 if ELEMENT == "f64" else 1e30
-    fits = (size < BIG) & ((size > 1.0 / BIG) | (size == 0.0))
-    return share, tl.min(tl.where(row_mask & ~(safe & fits), 0, 1), 0) == 1
+def distance(x, LOW: tl.constexpr):
+    """How far |x| is above 2^−LOW, in units of its last place; very far if below."""
+    return (x.to(tl.uint32, bitcast=True) << 1) - ((127 - LOW) << 24)
+
+
+@triton.jit
+def product_fits(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
+    """dy · Π x of each row as share · scale², and whether dividing by x is all there is, for all
+    rows. The share is near 2⁻⁷: then share / x neither overflows nor loses much, even where x is
+    a subnormal or very large bfloat16. The scale is a power of two."""
+    exponent = tl.minimum(tl.maximum(s1, -1000.0), 1000.0).to(tl.int32)
+    share = dy * (s0 * power_of_two(exponent))[:, None]
+    size, given = tl.max(tl.abs(share), 1), tl.max(tl.abs(dy), 1)
+    if ELEMENT == "f64":
+        scale = 1.0
+        held = (size < 1e150) & (size > 1e-150) & (tl.abs(s1) < 500.0)
+    else:
+        _, e = plain_parts(share)
+        # Far beyond these, whatever x is, the whole row is 0 or infinite.
+        e = tl.minimum(tl.maximum(e + 8, -252), 252) >> 1
+        share = (share * power_of_two(-2 * e)).to(tl.float32)
+        scale = power_of_two(e).to(tl.float32)
+        held = size == size
+    held = held | (given == 0.0) | ~(given < _INFINITY)
+    return share, scale, tl.min(tl.where(row_mask & ~(held & (s2 == 0.0)), 0, 1), 0) == 1
+
+
+@triton.jit
+def product_quotients(ELEMENT: tl.constexpr, share, scale, a, b):
+    """share · scale² / a and / b; for halves by one reciprocal, of their product."""
+    if ELEMENT == "f64":
+        return share / a, share / b
+    elif ELEMENT == "f32":
+        return share * reciprocal(a) * scale * scale, share * reciprocal(b) * scale * scale
+    else:
+        each = share * rough_reciprocal(a * b)
+        return each * b * scale * scale, each * a * scale * scale
 
 
 @triton.jit
@@ -256,7 +372,7 @@ def product_of_others(ELEMENT: tl.constexpr, s0, s1, s2, dy, x):
     others = scaled(ratio, exponent)
     own = tl.where(x != x, 16, tl.where(x == 0.0, 1, 4))
     left = s2[:, None].to(tl.int32) - tl.where(special, own, 0)
-    zero, infinite, nan = (left & 3) > 0, ((left >> 2) & 3) > 0, (left >> 4) > 0
+    zero, infinite, nan = (left & 3) > 0, ((left >> 2) & 3) > 0, ((left >> 4) & 3) > 0
     others = tl.where(zero, ratio * 0.0, others)
     others = tl.where(infinite, tl.where(zero, _NAN, ratio * _INFINITY), others)
     others = tl.where(nan, _NAN, others)

@@ -3,21 +3,22 @@
 import triton
 import triton.language as tl
 
-from .arithmetic import rough_quotient
 from .formulas import (
     apply,
     first_state,
-    inside,
+    join,
     mapped,
     merge,
-    plain_product,
+    product_fits,
     product_of_others,
-    product_share,
+    product_of_pairs,
+    product_quotients,
     product_state,
-    term,
+    publish,
     tile_state,
 )
-from .tiles import axis_offset, fetch, fetch_keeping, fetch_raw, put, widened, widened_again
+from .tiles import axis_offset, fetch, fetch_raw, put, tile_rows, widened, widened_again
+from .waiting import meet, meet_cluster, turn
 
 
 @triton.jit
@@ -57,12 +58,10 @@ def map_tiles(
     """Nothing depends on anything: a program takes one tile."""
     WIDE: tl.constexpr = ELEMENT == "f64"
     pid = tl.program_id(0)
-    steps = tl.cdiv(n, C)
-    tile = (pid // steps).to(tl.int64)
-    tiles = tl.cdiv(row_dims[0], R)
-    rows = (tile % tiles) * R + tl.arange(0, R)
+    steps = tl.cdiv(n, C).to(tl.int32)
+    outer, rows = tile_rows(pid // steps, row_dims, R)
     index = (pid % steps).to(n.dtype) * C + tl.arange(0, C)
-    at = (tile // tiles, rows, index, rows < row_dims[0], index < n)
+    at = (outer, rows, index, rows < row_dims[0], index < n)
     a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
     b = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, WIDE, FULL)
     c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL)
@@ -74,11 +73,13 @@ def map_tiles(
 
 
 @triton.jit
-def resident(
+def row_tiles(
     dy,
     x,
     y,
     out,
+    states,
+    counters,
     row_dims,
     row_dy,
     row_x,
@@ -93,6 +94,9 @@ def resident(
     order_base,
     n,
     p,
+    q,
+    parts,
+    known,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
     ELEMENT: tl.constexpr,
@@ -100,85 +104,168 @@ def resident(
     X: tl.constexpr,
     Y: tl.constexpr,
     OUT: tl.constexpr,
+    PHASE: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    W: tl.constexpr,
+    K: tl.constexpr,
+    CAREFUL: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """A tile holds whole rows: one read, the state, one write."""
+    """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
+
+    PHASE "whole": the tile holds whole rows: one read, the state, one write. Longer rows are cut
+    into `parts` tiles, whose states meet in `states` [slot, row tile, part, R]. "cluster" and
+    "joined": the programs of a row wait for each other with their tiles in registers, so still one
+    read. "partial" and "apply" are two launches and two reads instead; where `known` is 1, not
+    `parts`, `join_rows` has joined the states in between. All of them give the same bits.
+    """
     WIDE: tl.constexpr = ELEMENT == "f64"
-    pid = tl.program_id(0).to(tl.int64)
-    tiles = tl.cdiv(row_dims[0], R)
-    rows = (pid % tiles) * R + tl.arange(0, R)
-    row_mask = rows < row_dims[0]
-    index = tl.arange(0, C)
-    mask = index < n
-    at = (pid // tiles, rows, index, row_mask, mask)
-    x_steps = (row_dims, row_x, axis_dims, axis_x)
-    out_steps = (row_dims, row_out, axis_dims, axis_out)
-    raw_a = fetch_raw(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, FULL, "")
-    raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, "")
-    a = widened(raw_a, DY, WIDE)
-    b = widened(raw_b, X, WIDE)
-    if KIND == "prod":
-        m, exponent, ordinary = plain_product(ELEMENT, b, mask[None, :], R, C, FULL)
-        share, usual = product_share(ELEMENT, m, exponent, a.to(tl.float64), row_mask)
-        if usual & (tl.min(tl.where(row_mask & ~ordinary, 0, 1), 0) == 1):
-            put(out, OUT, rough_quotient(share.to(b.dtype), b, ELEMENT), at, out_steps, R, C, FULL)
-        else:
-            careful_product(x, X, out, OUT, a, at, x_steps, out_steps, 0, n, ELEMENT, R, C)
+    pid = tl.program_id(0)
+    if PHASE == "joined":
+        pid = turn(counters)
+    if PHASE == "apply":
+        pid = tl.num_programs(0) - 1 - pid  # what was read last may still be in the cache
+    if PHASE == "whole":
+        tile, part = pid, 0
+        begin = tl.zeros((), n.dtype)
     else:
-        raw_c = fetch_raw(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, FULL, "")
-        c = widened(raw_c, Y, WIDE)
+        tile, part = pid // parts, pid % parts
+        begin = part.to(n.dtype) * C
+    outer, rows = tile_rows(tile, row_dims, R)
+    row_mask = rows < row_dims[0]
+    lane = tl.arange(0, R)
+    dy_steps = (row_dims, row_dy, axis_dims, axis_dy)
+    x_steps = (row_dims, row_x, axis_dims, axis_x)
+    y_steps = (row_dims, row_y, axis_dims, axis_y)
+    out_steps = (row_dims, row_out, axis_dims, axis_out)
+    slot = states
+    total = 0
+    if PHASE != "whole":
+        total = tl.num_programs(0).to(tl.int64) * R
+        slot += (tile.to(tl.int64) * parts + part) * R
+    if KIND == "prod":
+        # Two halves of the tile: a pair multiplies in the registers of one thread.
+        H: tl.constexpr = C // 2
+        first = begin + tl.arange(0, H)
+        second = first + H
+        at_a = (outer, rows, first, row_mask, first < n)
+        at_b = (outer, rows, second, row_mask, second < n)
+        raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL)
+        raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL)
+        here = (outer, rows, first, row_mask, row_mask)
+        factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
+        a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
+        b = tl.broadcast_to(widened(raw_b, X, WIDE), (R, H))
+        if X == "r" and not FULL:  # one value a row, beyond its end too
+            a = tl.where((first < n)[None, :], a, 1.0)
+            b = tl.where((second < n)[None, :], b, 1.0)
+        if PHASE != "apply":
+            s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
+            s2 = tl.zeros((R,), tl.float64)
+            if not usual:
+                s0, s1, s2 = careful_state(x, X, at_a, x_steps, begin, n, ELEMENT, R, C, CAREFUL)
+    else:
+        index = begin + tl.arange(0, C)
+        mask = index < n
+        at = (outer, rows, index, row_mask, mask)
+        raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL)
+        raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL)
+        raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL)
+        a, b, c = widened(raw_a, DY, WIDE), widened(raw_b, X, WIDE), widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
-        s0, _, _ = tile_state(KIND, TIES, ELEMENT, a, b, c, order, mask[None, :], R, C, FULL)
-        # Widened anew, so that in between halves wait in half the registers.
-        a, b, c = (
-            widened_again(raw_a, DY, a),
-            widened_again(raw_b, X, b),
-            widened_again(raw_c, Y, c),
-        )
-        value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, n, p)
-        put(out, OUT, value, at, out_steps, R, C, FULL)
+        if PHASE != "apply":
+            s0 = tile_state(
+                KIND, TIES, ELEMENT, a, b, c, order, mask[None, :], R, C, W, OUT == "t", FULL
+            )
+            s1 = s0
+            s2 = s0
+    if PHASE != "whole" and PHASE != "apply":
+        publish(KIND, slot + lane, total, s0, s1, s2)
+    if PHASE == "joined":
+        meet(counters + 1 + tile, part, parts)
+    elif PHASE == "cluster":
+        meet_cluster()
+    if PHASE != "whole" and PHASE != "partial":
+        if PHASE == "apply":
+            total = total // parts * known
+        start = states + tile.to(tl.int64) * known * R
+        s0, s1, s2 = join(KIND, TIES, start, total, known, R, R, K)
+    if PHASE != "partial":
+        if KIND == "prod":
+            share, scale, fits = product_fits(ELEMENT, s0, s1, s2, factor, row_mask)
+            if fits:
+                a = widened_again(raw_a, X, a)
+                b = widened_again(raw_b, X, b)
+                a, b = product_quotients(ELEMENT, share, scale, a, b)
+                put(out, OUT, a, at_a, out_steps, R, H, FULL)
+                put(out, OUT, b, at_b, out_steps, R, H, FULL)
+            else:
+                careful_map(
+                    x, X, out, OUT, at_a, x_steps, out_steps, begin, n, s0, s1, s2, factor,
+                    ELEMENT, R, C, CAREFUL,
+                )  # fmt: skip
+        else:
+            # Widened anew, so that in between halves wait in half the registers.
+            a = widened_again(raw_a, DY, a)
+            b = widened_again(raw_b, X, b)
+            c = widened_again(raw_c, Y, c)
+            value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, p, q)
+            put(out, OUT, value, at, out_steps, R, C, FULL)
 
 
 @triton.jit
-def careful_product(
+def careful_state(
     x,
     X: tl.constexpr,
-    out,
-    OUT: tl.constexpr,
-    dy,
     at,
     x_steps,
-    out_steps,
     begin,
     n,
     ELEMENT: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    H: tl.constexpr,
 ):
-    """A product with zeros, infinities, NaNs or extreme exponents, in small steps: x is read
-    again, so that the usual way keeps its registers."""
-    H: tl.constexpr = small_step(R, C)
-    s0, s1, s2 = first_state("prod", "", R)
+    """The state of a tile with zeros, infinities, NaNs or extreme exponents, in small steps: x is
+    read again, so that the usual way keeps its registers."""
+    s0, s1, s2 = first_state(R)
     for step in range(0, C // H):
         index = begin + step * H + tl.arange(0, H)
         here = (at[0], at[1], index, at[3], index < n)
         b = fetch(x, X, here, x_steps, 1.0, ELEMENT == "f64", False)
         t0, t1, t2 = product_state(ELEMENT, b, (index < n)[None, :], R, H)
-        s0, s1, s2 = merge("prod", "", s0, s1, s2, t0, t1, t2)
+        s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
+    return s0, s1, s2
+
+
+@triton.jit
+def careful_map(
+    x,
+    X: tl.constexpr,
+    out,
+    OUT: tl.constexpr,
+    at,
+    x_steps,
+    out_steps,
+    begin,
+    n,
+    s0,
+    s1,
+    s2,
+    dy,
+    ELEMENT: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+):
+    """The gradient of such a tile."""
     for step in range(0, C // H):
         index = begin + step * H + tl.arange(0, H)
         here = (at[0], at[1], index, at[3], index < n)
         b = fetch(x, X, here, x_steps, 1.0, ELEMENT == "f64", False)
         value = product_of_others(ELEMENT, s0, s1, s2, dy, b)
         put(out, OUT, value, here, out_steps, R, H, False)
-
-
-@triton.constexpr_function
-def small_step(r, c):
-    """Steps of the axis that make a tile of about 512 elements."""
-    return min(c, max(1, 512 // r))
 
 
 @triton.jit
@@ -191,160 +278,22 @@ def ordered(index, dims, steps, base, TIES: tl.constexpr):
 
 
 @triton.jit
-def streamed(
-    dy,
-    x,
-    y,
-    out,
+def join_rows(
     states,
-    row_dims,
-    row_dy,
-    row_x,
-    row_y,
-    row_out,
-    axis_dims,
-    axis_dy,
-    axis_x,
-    axis_y,
-    axis_out,
-    axis_order,
-    order_base,
-    n,
-    p,
-    chunk,
+    joined,
+    total,
+    parts,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    DY: tl.constexpr,
-    X: tl.constexpr,
-    Y: tl.constexpr,
-    OUT: tl.constexpr,
-    PHASE: tl.constexpr,
-    SLOTS: tl.constexpr,
     R: tl.constexpr,
-    C: tl.constexpr,
+    J: tl.constexpr,
     K: tl.constexpr,
-    FULL: tl.constexpr,
 ):
-    """Rows longer than a tile, in chunks of whole tiles.
-
-    PHASE "fused" walks a whole row twice, the second time backwards, from what the caches still
-    hold. Where rows alone cannot fill the machine, "partial" leaves the state of each chunk in
-    `states` [slot, row tile, chunk, R], and "apply" joins them in order and maps its chunk.
-    """
-    WIDE: tl.constexpr = ELEMENT == "f64"
-    SUM: tl.constexpr = KIND != "prod" and TIES != "first" and TIES != "last"
-    chunks = tl.cdiv(n, chunk)
-    pid = tl.program_id(0)
-    if PHASE == "apply":
-        # The last chunks that were read are the first to be mapped.
-        pid = tl.num_programs(0) - 1 - pid
-    part = pid % chunks
-    tile = (pid // chunks).to(tl.int64)
-    tiles = tl.cdiv(row_dims[0], R)
-    outer = tile // tiles
-    lane = tl.arange(0, R)
-    rows = (tile % tiles) * R + lane
-    row_mask = rows < row_dims[0]
-    begin = part.to(n.dtype) * chunk
-    steps = tl.cdiv(tl.minimum(n - begin, chunk), C)
-    width = tl.full((), C, n.dtype)
-    dy_steps = (row_dims, row_dy, axis_dims, axis_dy)
-    x_steps = (row_dims, row_x, axis_dims, axis_x)
-    y_steps = (row_dims, row_y, axis_dims, axis_y)
-    out_steps = (row_dims, row_out, axis_dims, axis_out)
-    s0, s1, s2 = first_state(KIND, TIES, R)
-    # What is read twice should stay in the cache until it is.
-    LATER: tl.constexpr = "evict_last" if PHASE == "fused" else ""
-    DONE: tl.constexpr = "evict_first"
-    if PHASE != "apply":
-        if SUM:
-            sums = tl.zeros((R, C), tl.int32 if KIND == "max" or KIND == "min" else tl.float64)
-            for step in range(0, steps):
-                index = begin + width * step + tl.arange(0, C)
-                mask = index < n
-                at = (outer, rows, index, row_mask, mask)
-                a = fetch_keeping(dy, DY, at, dy_steps, 0.0, WIDE, FULL, LATER)
-                b = fetch_keeping(x, X, at, x_steps, 1.0, WIDE, FULL, LATER)
-                c = fetch_keeping(y, Y, at, y_steps, 0.0, WIDE, FULL, LATER)
-                sums += inside(term(KIND, ELEMENT, a, b, c), mask[None, :], R, C, FULL)
-            s0 = tl.sum(sums, 1).to(tl.float64)
-        else:
-            for step in range(0, steps):
-                index = begin + width * step + tl.arange(0, C)
-                mask = index < n
-                at = (outer, rows, index, row_mask, mask)
-                a = fetch(dy, DY, at, dy_steps, 0.0, WIDE, FULL)
-                b = fetch(x, X, at, x_steps, 1.0, WIDE, FULL)
-                c = fetch(y, Y, at, y_steps, 0.0, WIDE, FULL)
-                order = ordered(index, axis_dims, axis_order, order_base, TIES)
-                t0, t1, t2 = tile_state(
-                    KIND, TIES, ELEMENT, a, b, c, order, mask[None, :], R, C, FULL
-                )
-                s0, s1, s2 = merge(KIND, TIES, s0, s1, s2, t0, t1, t2)
-    if PHASE == "partial":
-        total = tl.num_programs(0).to(tl.int64) * R
-        slot = states + (tile * chunks + part) * R + lane
-        tl.store(slot, s0)
-        if SLOTS > 1:
-            tl.store(slot + total, s1)
-            tl.store(slot + 2 * total, s2)
-    else:
-        if PHASE == "apply":
-            total = tl.num_programs(0).to(tl.int64) * R
-            if SUM:
-                joined = tl.zeros((R, K), tl.float64)
-                for k in range(0, chunks, K):
-                    one = k + tl.arange(0, K)
-                    slots = states + (tile * chunks + one[None, :]) * R + lane[:, None]
-                    joined += tl.load(slots, mask=one[None, :] < chunks, other=0.0)
-                s0 = tl.sum(joined, 1)
-            else:
-                for k in range(0, chunks):
-                    slot = states + (tile * chunks + k) * R + lane
-                    t0 = tl.load(slot)
-                    if SLOTS > 1:
-                        t1 = tl.load(slot + total)
-                        t2 = tl.load(slot + 2 * total)
-                    else:
-                        t1 = s1
-                        t2 = s2
-                    s0, s1, s2 = merge(KIND, TIES, s0, s1, s2, t0, t1, t2)
-        if KIND == "prod":
-            a = fetch(dy, DY, (outer, rows, rows, row_mask, row_mask), dy_steps, 0.0, True, FULL)
-            share, usual = product_share(
-                ELEMENT, s0, tl.minimum(tl.maximum(s1, -2000.0), 2000.0).to(tl.int32), a, row_mask
-            )
-            usual = usual & (tl.max(tl.where(row_mask, s2, 0.0), 0) == 0.0)
-        for step in range(0, steps):
-            start = begin + width * (steps - 1 - step)
-            index = start + tl.arange(0, C)
-            at = (outer, rows, index, row_mask, index < n)
-            if KIND == "prod":
-                if usual:
-                    b = fetch(x, X, at, x_steps, 1.0, WIDE, FULL)
-                    put(
-                        out,
-                        OUT,
-                        rough_quotient(share.to(b.dtype), b, ELEMENT),
-                        at,
-                        out_steps,
-                        R,
-                        C,
-                        FULL,
-                    )
-                else:
-                    H: tl.constexpr = small_step(R, C)
-                    for some in range(0, C // H):
-                        near = start + some * H + tl.arange(0, H)
-                        here = (outer, rows, near, row_mask, near < n)
-                        d = fetch(x, X, here, x_steps, 1.0, WIDE, False)
-                        value = product_of_others(ELEMENT, s0, s1, s2, a, d)
-                        put(out, OUT, value, here, out_steps, R, H, False)
-            else:
-                a = fetch_keeping(dy, DY, at, dy_steps, 0.0, WIDE, FULL, DONE)
-                b = fetch_keeping(x, X, at, x_steps, 1.0, WIDE, FULL, DONE)
-                c = fetch_keeping(y, Y, at, y_steps, 0.0, WIDE, FULL, DONE)
-                order = ordered(index, axis_dims, axis_order, order_base, TIES)
-                value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, n, p)
-                put(out, OUT, value, at, out_steps, R, C, FULL)
+    """The states [slot, row tile, part, R] of rows cut into very many parts, joined: [slot, row
+    tile, R]. A program takes J rows of a tile."""
+    pid = tl.program_id(0).to(tl.int64)
+    tile, some = pid // (R // J), pid % (R // J)
+    lane = tl.arange(0, J)
+    start = states + tile * parts * R + some * J
+    s0, s1, s2 = join(KIND, TIES, start, total, parts, R, J, K)
+    publish(KIND, joined + tile * R + some * J + lane, total // parts, s0, s1, s2)

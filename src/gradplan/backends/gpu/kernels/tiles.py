@@ -18,6 +18,20 @@ compiler may rely on:
 import triton
 import triton.language as tl
 
+from ..launch import interpreted
+
+_INTERPRETED = tl.constexpr(interpreted())
+
+
+@triton.jit
+def tile_rows(tile, extents, R: tl.constexpr):
+    """The number of a tile above the innermost row dimension, and its rows within that."""
+    if len(extents) == 1:
+        return 0, tile.to(tl.int64) * R + tl.arange(0, R)
+    else:
+        tiles = tl.cdiv(extents[0], R).to(tl.int32)
+        return (tile // tiles).to(tl.int64), (tile % tiles).to(tl.int64) * R + tl.arange(0, R)
+
 
 @triton.jit
 def outer_offset(outer, extents, strides):
@@ -69,42 +83,24 @@ def fetch(pointer, MODE: tl.constexpr, at, steps, other, WIDE: tl.constexpr, FUL
 
     FULL says that every tile is full: nothing is masked.
     """
-    return fetch_keeping(pointer, MODE, at, steps, other, WIDE, FULL, "")
+    return widened(fetch_raw(pointer, MODE, at, steps, other, FULL), MODE, WIDE)
 
 
 @triton.jit
-def fetch_keeping(
-    pointer,
-    MODE: tl.constexpr,
-    at,
-    steps,
-    other,
-    WIDE: tl.constexpr,
-    FULL: tl.constexpr,
-    KEEP: tl.constexpr,
-):
-    """`fetch`, with a policy for the cache."""
-    return widened(fetch_raw(pointer, MODE, at, steps, other, FULL, KEEP), MODE, WIDE)
-
-
-@triton.jit
-def fetch_raw(
-    pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr, KEEP: tl.constexpr
-):
+def fetch_raw(pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr):
     """An operand's part of the tile as it is stored."""
     if MODE == "n":
         return 0.0
     else:
         source = place(pointer, MODE, at, steps)
         if FULL:
-            return tl.load(source, eviction_policy=KEEP)
+            return tl.load(source)
         elif MODE == "r":
             return tl.load(source, mask=at[3][:, None], other=other)
         elif MODE == "a":
             return tl.load(source, mask=at[4][None, :], other=other)
         else:
-            mask = at[3][:, None] & at[4][None, :]
-            return tl.load(source, mask=mask, other=other, eviction_policy=KEEP)
+            return tl.load(source, mask=at[3][:, None] & at[4][None, :], other=other)
 
 
 @triton.jit
@@ -125,6 +121,11 @@ def widened_again(raw, MODE: tl.constexpr, before):
         if raw.dtype == tl.bfloat16:
             bits = raw.to(tl.int16, bitcast=True).to(tl.int32) << 16
             return bits.to(tl.float32, bitcast=True)
+        elif raw.dtype == tl.float16 and not _INTERPRETED:
+            bits = raw.to(tl.int16, bitcast=True)
+            return tl.inline_asm_elementwise(
+                "cvt.f32.f16 $0, $1;", "=f,h", [bits], dtype=tl.float32, is_pure=True, pack=1
+            )
         else:
             return before
 

@@ -1,0 +1,234 @@
+"""What `gradplan tune` asks of each threshold of the GPU's table: what else, and where it tells.
+
+`FIELDS` has an entry for every field of `Table`; a test holds the two together. An entry is either
+the reason why nothing is measured, or makes the field's questions: the values to be tried, and the
+problems whose kernels they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..backends.gpu import programs
+from ..backends.gpu.launch import Step
+from ..backends.gpu.table import Table, using
+from ..geometry import c_strides
+from ..kinds import ElementKind, OpCategory
+from ..registry import KINDS, KindSpec
+from .problems import question
+from .workloads import Draw, Workload, custom
+
+__all__ = ["FIELDS", "Probe", "Question", "questions", "steps_of"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A problem that a threshold decides."""
+
+    spec: KindSpec
+    element: ElementKind
+    workload: Workload
+
+    def __str__(self) -> str:
+        case = self.workload
+        absent = f" without {', '.join(case.without)}" if case.without else ""
+        return f"{self.spec.kind.value} {self.element.value} {case.name}{absent}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One choice: the tables to be compared by what they are called, and on what."""
+
+    name: str
+    now: str
+    tables: dict[str, Table]
+    """In the order of their values, what is now among them."""
+    probes: tuple[Probe, ...]
+
+
+Ask = Callable[[str, Table], Iterator[Question]]
+
+
+def _probes(
+    kind: str,
+    shape: tuple[int, ...],
+    axis: int = 1,
+    elements: str = "bf16 f32",
+    without: tuple[str, ...] = (),
+    draw: Draw = Draw.UNIFORM,
+) -> tuple[Probe, ...]:
+    spec = next(spec for spec in KINDS.values() if spec.kind.value == kind)
+    if spec.category is OpCategory.EMBEDDING:
+        case = Workload(f"{'x'.join(map(str, shape))} {draw.value}", shape, draw=draw)
+    else:
+        case = replace(custom(shape, axis, "contiguous"), without=without)
+    return tuple(Probe(spec, ElementKind(name), case) for name in elements.split())
+
+
+def _half_and_double(value: int) -> list[int]:
+    return [size for size in (value // 2, value, 2 * value) if size]
+
+
+def _up_to_four_times(value: int) -> list[int]:
+    return [size for size in (value // 4, value // 2, value, 2 * value, 4 * value) if size]
+
+
+def _either(value: bool) -> list[bool]:
+    return [False, True]
+
+
+def _on(*groups: Sequence[Probe], values: Callable[[Any], Sequence[Any]] = _half_and_double) -> Ask:
+    """A field that is one number, measured on these problems."""
+
+    def ask(name: str, table: Table) -> Iterator[Question]:
+        now = getattr(table, name)
+        tables = {str(value): replace(table, **{name: value}) for value in values(now)}
+        yield Question(name, str(now), tables, tuple(probe for some in groups for probe in some))
+
+    return ask
+
+
+def _lines(name: str, table: Table) -> Iterator[Question]:
+    """Tile and elements a thread, for each kind that has a line, for halves and for the others."""
+    for k, (kind, *sizes) in enumerate(table.lines):
+        for half in (True, False):
+            first = 0 if half else 2
+            now = (sizes[first], sizes[first + 1])
+            tables = {}
+            for tile, each in sorted(
+                {(tile, now[1]) for tile in _half_and_double(now[0])}
+                | {(now[0], each) for each in _half_and_double(now[1])}
+            ):
+                if 32 * each <= tile <= 1024 * each or (tile, each) == now:  # 1 to 32 warps
+                    lines: list[Any] = list(table.lines)
+                    lines[k] = (kind, *sizes[:first], tile, each, *sizes[first + 2 :])
+                    tables[f"{tile}/{each}"] = replace(table, lines=tuple(lines))
+            label = f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
+            element = "bf16" if half else "f32"
+            probes = (
+                *_probes(kind or "cummax", (8192, 8192), elements=element),
+                *_probes(kind or "cummax", (64, 1 << 20), elements=element),
+                *_probes(kind or "cummax", (1 << 20, 64), elements=element),
+            )
+            yield Question(label, f"{now[0]}/{now[1]}", tables, probes)
+
+
+_NO_Y = ("y",)
+_LONG_ROWS = (*_probes("softmax", (1024, 131072)), *_probes("var", (1024, 131072), elements="f32"))
+_FEW_ROWS = (
+    *_probes("softmax", (4, 1 << 17)),
+    *_probes("softmax", (16, 1 << 17), elements="bf16"),
+    *_probes("cumsum", (64, 1 << 20)),
+)
+_CUT_TWICE = _probes("softmax", (16, 1 << 22))  # into more parts than wait for each other
+_COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
+_SCAN_COLUMNS = (*_probes("cumsum", (8192, 8192), 0), *_probes("cumprod", (8192, 8192), 0))
+_SHORT_SCANS = (
+    *_probes("cumprod", (1 << 20, 64), without=_NO_Y),
+    *_probes("cummax", (1 << 20, 64), elements="f32", without=_NO_Y),
+)
+_SCANS = (
+    *_probes("cumprod", (8192, 8192), without=_NO_Y),
+    *_probes("cummax", (8192, 8192), elements="f32", without=_NO_Y),
+)
+_LARGE = _probes("embedding", (128256, 4096, 32768), draw=Draw.ZIPF)
+_SMALL = _probes("embedding", (50304, 768, 262144), draw=Draw.ZIPF)
+_SAME = _probes("embedding", (50304, 768, 262144), elements="f32", draw=Draw.SAME)
+
+FIELDS: dict[str, Ask | str] = {
+    "fill": _on(_FEW_ROWS),
+    "map_bytes": _on(
+        _probes("lerp", (1 << 26,), 0), _probes("norm2", (8192, 8192)), values=_up_to_four_times
+    ),
+    "row_tile": _on(_probes("softmax", (1 << 20, 64)), _probes("var", (1 << 17, 512))),
+    "resident_words": _on(
+        _probes("softmax", (2048, 16384), elements="f32"),
+        _probes("softmax", (1024, 32768)),
+        _probes("var", (1024, 32768), elements="f32"),
+        _probes("var", (1024, 65536)),
+    ),
+    "packed": _on(
+        _probes("softmax", (8192, 8192), elements="bf16"),
+        _probes("softmax", (4096, 16384), elements="bf16"),
+        _probes("softmax", (1024, 32768), elements="bf16"),
+        values=_up_to_four_times,
+    ),
+    "column_bytes": _on(_probes("softmax", (16, 1 << 22), 0), _probes("cumsum", (64, 1 << 20), 0)),
+    "joined_bytes": _on(_LONG_ROWS, _COLUMNS, _probes("prod", (1024, 32768))),
+    "joined_columns": _on(_COLUMNS),
+    "joined_registers": _on(
+        _probes("softmax", (8192, 8192), 0, "f32"),
+        _probes("max", (8192, 8192), 0, "f32"),
+        values=lambda now: sorted({0, 64, 80, now}),
+    ),
+    "cluster": _on(
+        _probes("softmax", (1024, 32768), elements="f32"),
+        _probes("prod", (1024, 32768)),
+        values=lambda now: sorted({0, 4, 8, now}),
+    ),
+    # No more than there are: programs that wait for some that cannot start would wait for ever.
+    "group": _on(
+        _probes("softmax", (64, 1 << 20), elements="f32"),
+        values=lambda now: [size for size in (now // 4, now // 2, now) if size],
+    ),
+    "waits": _on(_LONG_ROWS, _COLUMNS, values=_either),
+    "scan_tile": _on(_SHORT_SCANS),
+    "scan_resident": _on(_SCANS, _probes("cumprod", (16384, 4096), without=_NO_Y)),
+    "scan_step": _on(_SCANS),
+    "scan_product": "a matter of rounding, not of speed: the guarantee follows from it",
+    "scan_words": _on(_SCANS, _SHORT_SCANS),
+    "scan_columns": _on(
+        _probes("cumsum", (128, 1 << 19), 0), _probes("cumprod", (256, 1 << 18), 0)
+    ),
+    "scan_column_bytes": _on(_SCAN_COLUMNS),
+    "scan_column_step": _on(_SCAN_COLUMNS),
+    "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
+    "lines": _lines,
+    "thread_words": _on(
+        _probes("softmax", (8192, 8192)),
+        _probes("var", (8192, 8192)),
+        _probes("var", (32768, 1024), elements="f32"),
+    ),
+    "sort_block": _on(_SMALL),
+    "sort_bits": _on(_LARGE, _SMALL, values=lambda now: sorted({4, 6, 8, now})),
+    "sum_block": _on(_SMALL),
+    "stretch": _on(_LARGE, _SMALL, _SAME),
+    "together": _on(_LARGE, _SMALL, _SAME),
+    "table_rows": _on(_LARGE, _SMALL),
+    "table_columns": _on(_LARGE, _SMALL),
+    "table_warps": _on(_LARGE, _SMALL),
+    "stretch_columns": _on(_SMALL, _SAME),
+    "join": _on(_probes("cumsum", (64, 1 << 20)), _CUT_TWICE, _probes("softmax", (8192, 8192), 0)),
+    "join_lanes": _on(_probes("cumsum", (1 << 20, 64), 0), _probes("cumprod", (1 << 20, 64), 0)),
+    "roomy": _on(
+        _probes("cumprod", (8192, 8192)), _probes("log_cumsum_exp", (8192, 8192)), values=_either
+    ),
+}
+
+
+def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:
+    """What there is to be measured of these fields, or of all."""
+    for name, ask in FIELDS.items():
+        if not isinstance(ask, str) and (names is None or name in names):
+            yield from ask(name, table)
+
+
+def steps_of(probe: Probe, arch: str, table: Table) -> tuple[Step, ...]:
+    """What a table launches for a problem: where two agree, there is nothing to compare."""
+    case = probe.workload
+    if probe.spec.category is OpCategory.EMBEDDING:
+        rows, dim, count = case.shape
+        desc, _ = question(probe.spec, (count, dim), 0, probe.element, rows)
+    else:
+        desc, _ = question(probe.spec, case.shape, case.axis, probe.element)
+    strides = {
+        op.name: tuple(
+            0 if n == 1 else step for n, step in zip(op.shape, c_strides(op.shape), strict=True)
+        )
+        for op in desc.operands
+        if op.name not in case.without
+    }
+    with using(arch, table):
+        return programs.prepare(desc, strides, arch, 0).steps
