@@ -98,17 +98,12 @@ def launch(
     if low & recipe.mask:
         prepare(question, names, tensors, params)  # refuses the address that no element may have
     program, device = recipe.program, recipe.device
+    stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device)
     needed = program.workspace_bytes
     address = 0  # of a workspace, freed on return and handed out again to this stream alone
-    if device is None:
-        if needed:
-            address, _keep = recipe.plan._workspace(needed, None, views)
-        program.bind(views, address)()
-    else:
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        if needed:
-            address, _keep = recipe.plan._workspace(needed, None, views, stream)
-        program.run(views, address, stream)
+    if needed:
+        address, _keep = recipe.plan._workspace(needed, None, views, stream)
+    program.run(views, address, stream)
     recipe.idle.append(addresses)
 
 
@@ -123,10 +118,6 @@ def prepare(
     given = zip(names, tensors, strict=True)
     arrays = {name: tensor.detach() for name, tensor in given if tensor is not None}
     plan, views, index_shape = question.ask(arrays, params)
-    if index_shape is None:
-        for operand in plan._operands:
-            if operand.name in views:
-                plan._checked(operand, views[operand.name])
     program = plan._prepare(views, index_shape)
     mask = min(tensor.element_size() for tensor in arrays.values()) - 1
     return _Recipe(plan, program, names, mask)
