@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 
 import pytest
 
@@ -64,3 +65,19 @@ def threads():
     before = gp.get_num_threads()
     yield gp.set_num_threads
     gp.set_num_threads(before)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """How often `gradplan.torch` ran the gradient of each kind."""
+    from gradplan.torch.operators import OPERATORS
+
+    count = Counter()
+    for kind, operator in OPERATORS.items():
+
+        def run(*args, kind=kind, run=operator.run):
+            count[kind.value] += 1
+            return run(*args)
+
+        monkeypatch.setattr(operator, "run", run)
+    return count

@@ -1,0 +1,610 @@
+"""Differentiable functions with torch's names, signatures and results, and our gradients.
+
+Forward results are torch's own, errors too. Where our gradient would not be asked for, or torch's
+own way is at the floor already, a function is torch's: see `nodes.applies`, and each docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from ..errors import Unsupported
+from ..kinds import BinaryKind, EmbeddingKind, Named, ReduceKind, ScanKind, SoftmaxKind
+from .nodes import applies, node
+from .operators import OPERATORS
+
+__all__ = [
+    "amax",
+    "amin",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "embedding",
+    "lerp",
+    "log_softmax",
+    "logcumsumexp",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "softmax",
+    "std",
+    "std_mean",
+    "sum",
+    "var",
+    "var_mean",
+    "vector_norm",
+]
+
+Dim: TypeAlias = int | tuple[int, ...] | list[int] | None
+Dtype: TypeAlias = torch.dtype | None
+Number: TypeAlias = int | float
+
+# NumPy's names for two arguments, which torch takes too.
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _torchs_names(function: _Call) -> _Call:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            kwargs = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return cast(_Call, call)
+
+
+def _unary(
+    kind: Named,
+    forward: Callable[..., Any],
+    params: Callable[..., Any],
+    recomputed: frozenset[torch.dtype] = frozenset(),
+    fused: Callable[..., Any] | None = None,
+) -> Any:
+    """The node of `forward(x, *args)`, whose gradient is asked for with `params(x, *args)`.
+
+    A second result (the indices of cummax) has no gradient. Results of the types `recomputed` are
+    not saved: rounded to them, they would cost more accuracy than their recomputation costs time.
+    `fused(dtype, dy, *saved, *params)` is torch's gradient where that reads one type and writes
+    another in one pass, or None where it does not.
+    """
+    operator = OPERATORS[kind]
+    saves_x, saves_y = "x" in operator.tensors, "y" in operator.tensors
+
+    def keep(ctx: Any, args: tuple[Any, ...], made: Any) -> None:
+        x, y = args[0], made
+        if isinstance(made, tuple):
+            y, indices = made
+            ctx.mark_non_differentiable(indices)
+            ctx.set_materialize_grads(False)
+        saved = (x,) if saves_x else ()
+        if saves_y:
+            saved = *saved, (None if y.dtype in recomputed else y)
+        ctx.save_for_backward(*saved)
+        ctx.params = params(*args)
+        ctx.dtype = x.dtype
+        ctx.others = (None,) * (len(args) - 1)
+
+    def backward(ctx: Any, dy: Any, *_: Any) -> Any:
+        if dy is None:
+            return None, *ctx.others
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks once
+        if dy.dtype == ctx.dtype:
+            return operator.gradient(dy, *saved, *ctx.params), *ctx.others
+        # `dtype` or autocast changed the type: the gradient is taken in that of the result.
+        if fused is not None:
+            dx = fused(ctx.dtype, dy, *saved, *ctx.params)
+            if dx is not None:
+                return dx, *ctx.others
+        wide = [None if t is None else t.to(dy.dtype) for t in saved]
+        return operator.gradient(dy, *wide, *ctx.params).to(ctx.dtype), *ctx.others
+
+    return node(kind.value, forward, keep, backward)
+
+
+def _axis(x: Tensor, dim: int, *_: Any) -> tuple[Any, ...]:
+    """The axis of a scan or softmax, counted from the front."""
+    return (int(dim) % (x.dim() or 1),)
+
+
+def _axes(x: Tensor, dim: Dim, keepdim: bool = False, *_: Any) -> tuple[Any, ...]:
+    """The axes of a reduction, counted from the front; for torch, none are all."""
+    rank = x.dim()
+    if dim is None or isinstance(dim, (tuple, list)):
+        return tuple(int(d) % (rank or 1) for d in (dim or range(rank))), keepdim
+    return (int(dim) % (rank or 1),), keepdim
+
+
+def _fused(backward: Callable[..., Tensor]) -> Callable[..., Any]:
+    """torch's softmax on CUDA takes f32 gradients to f16, along the last axis near the floor."""
+
+    def call(dtype: torch.dtype, dy: Tensor, y: Tensor, dim: int) -> Tensor | None:
+        halved = dy.dtype == torch.float32 and dtype == torch.float16
+        if dy.is_cuda and halved and dim == dy.dim() - 1:
+            return backward(dy, y, dim, dtype)
+        return None
+
+    return call
+
+
+_softmax = _unary(
+    SoftmaxKind.SOFTMAX,
+    lambda x, dim, dtype: torch.softmax(x, dim, dtype=dtype),
+    _axis,
+    fused=_fused(torch._softmax_backward_data),
+)
+_log_softmax = _unary(
+    SoftmaxKind.LOG_SOFTMAX,
+    lambda x, dim, dtype: torch.log_softmax(x, dim, dtype=dtype),
+    _axis,
+    fused=_fused(torch._log_softmax_backward_data),
+)
+
+
+@_torchs_names
+def softmax(input: Tensor, dim: int, dtype: Dtype = None, *, out: Tensor | None = None) -> Tensor:
+    """`torch.softmax`: dx = y · (dy − Σ y·dy)."""
+    if out is None and applies(input, dtype):
+        return _softmax(input, dim, dtype)
+    return torch.softmax(input, dim, dtype, out=out)
+
+
+@_torchs_names
+def log_softmax(
+    input: Tensor, dim: int, dtype: Dtype = None, *, out: Tensor | None = None
+) -> Tensor:
+    """`torch.log_softmax`: dx = dy − exp(y) · Σ dy."""
+    if out is None and applies(input, dtype):
+        return _log_softmax(input, dim, dtype)
+    return torch.log_softmax(input, dim, dtype, out=out)
+
+
+def _lerp_keep(ctx: Any, args: tuple[Any, ...], made: Any) -> None:
+    ctx.weight = float(args[2])
+    ctx.dtypes = args[0].dtype, args[1].dtype
+
+
+def _lerp_backward(ctx: Any, dy: Tensor) -> Any:
+    asked = ctx.needs_input_grad[:2]
+    made = OPERATORS[BinaryKind.LERP].gradient(dy, ctx.weight, *asked)
+    first, second = (
+        out.to(dtype) if one else None
+        for out, one, dtype in zip(made, asked, ctx.dtypes, strict=True)
+    )
+    return first, second, None
+
+
+_lerp = node("lerp", torch.lerp, _lerp_keep, _lerp_backward)
+
+
+def lerp(
+    input: Tensor, end: Tensor, weight: Tensor | Number, *, out: Tensor | None = None
+) -> Tensor:
+    """`torch.lerp`: da = (1 − w)·dy, db = w·dy in one pass, each only if asked for.
+
+    A weight that is a tensor is torch's own: no plan takes one.
+    """
+    if (
+        out is None
+        and type(weight) in (int, float)
+        and (applies(input) or applies(end))
+        and isinstance(input, Tensor)
+        and isinstance(end, Tensor)
+        and input.dtype == end.dtype
+        and input.device == end.device
+    ):
+        if input.shape != end.shape:
+            input, end = torch.broadcast_tensors(input, end)
+        return _lerp(input, end, weight)
+    return torch.lerp(input, end, weight, out=out)
+
+
+_cumsum = _unary(ScanKind.CUMSUM, lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype), _axis)
+_cumprod = _unary(ScanKind.CUMPROD, lambda x, dim, dtype: torch.cumprod(x, dim, dtype=dtype), _axis)
+_logcumsumexp = _unary(
+    ScanKind.LOG_CUMSUM_EXP,
+    torch.logcumsumexp,
+    _axis,
+    frozenset({torch.float16, torch.bfloat16}),
+)
+_cummax = _unary(ScanKind.CUMMAX, lambda x, dim: tuple(torch.cummax(x, dim)), _axis)
+_cummin = _unary(ScanKind.CUMMIN, lambda x, dim: tuple(torch.cummin(x, dim)), _axis)
+
+
+@_torchs_names
+def cumsum(input: Tensor, dim: int, *, dtype: Dtype = None, out: Tensor | None = None) -> Tensor:
+    """`torch.cumsum`: dx[k] = dy[k] + dx[k+1], in the accumulator's precision."""
+    if out is None and applies(input, dtype):
+        return _cumsum(input, dim, dtype)
+    return torch.cumsum(input, dim, dtype=dtype, out=out)
+
+
+@_torchs_names
+def cumprod(input: Tensor, dim: int, *, dtype: Dtype = None, out: Tensor | None = None) -> Tensor:
+    """`torch.cumprod`, in linear work and without a division: exact at zeros."""
+    if out is None and applies(input, dtype):
+        return _cumprod(input, dim, dtype)
+    return torch.cumprod(input, dim, dtype=dtype, out=out)
+
+
+@_torchs_names
+def logcumsumexp(input: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor:
+    """`torch.logcumsumexp`: dx[k] = exp(x[k] − y[k])·S[k], and 0 where x[k] is −inf."""
+    if out is None and applies(input):
+        return _logcumsumexp(input, dim)
+    return torch.logcumsumexp(input, dim, out=out)
+
+
+@_torchs_names
+def cummax(input: Tensor, dim: int, *, out: Any = None) -> Any:
+    """`torch.cummax`: (values, indices); the last of equals wins, as in torch.
+
+    Saves the input and the values, where torch saves the indices: neither may be changed in place
+    before the backward pass.
+    """
+    if out is None and applies(input):
+        return torch.return_types.cummax(_cummax(input, dim))
+    return torch.cummax(input, dim, out=out)
+
+
+@_torchs_names
+def cummin(input: Tensor, dim: int, *, out: Any = None) -> Any:
+    """`torch.cummin`: (values, indices); the last of equals wins, as in torch. See `cummax`."""
+    if out is None and applies(input):
+        return torch.return_types.cummin(_cummin(input, dim))
+    return torch.cummin(input, dim, out=out)
+
+
+def sum(*args: Any, **kwargs: Any) -> Tensor:
+    """`torch.sum` itself: its gradient is an expanded view of dy, which costs nothing."""
+    return torch.sum(*args, **kwargs)
+
+
+def _mean_params(x: Tensor, dim: Dim, keepdim: bool, dtype: Dtype) -> tuple[Any, ...]:
+    return (tuple(x.shape), *_axes(x, dim, keepdim))
+
+
+_mean = _unary(
+    ReduceKind.MEAN,
+    lambda x, dim, keepdim, dtype: torch.mean(x, dim, keepdim, dtype=dtype),
+    _mean_params,
+)
+
+
+@_torchs_names
+def mean(
+    input: Tensor,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.mean`: dx = dy / n."""
+    if out is None and applies(input, dtype):
+        return _mean(input, dim, keepdim, dtype)
+    return torch.mean(input, dim, keepdim, dtype=dtype, out=out)
+
+
+_amax = _unary(ReduceKind.MAX, torch.amax, _axes)
+_amin = _unary(ReduceKind.MIN, torch.amin, _axes)
+# Without a dim torch shares the gradient of max among equals too.
+_max = _unary(ReduceKind.MAX, torch.max, lambda x: _axes(x, None))
+_min = _unary(ReduceKind.MIN, torch.min, lambda x: _axes(x, None))
+
+
+@_torchs_names
+def amax(
+    input: Tensor, dim: Dim = (), keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """`torch.amax`: dy where x == y, shared among equals."""
+    if out is None and applies(input):
+        return _amax(input, dim, keepdim)
+    return torch.amax(input, dim, keepdim, out=out)
+
+
+@_torchs_names
+def amin(
+    input: Tensor, dim: Dim = (), keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """`torch.amin`: dy where x == y, shared among equals."""
+    if out is None and applies(input):
+        return _amin(input, dim, keepdim)
+    return torch.amin(input, dim, keepdim, out=out)
+
+
+def max(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`torch.max`: without a dim, dy where x == y, shared among equals.
+
+    With a dim it is torch's own: it has the index, and scatters one number a row.
+    """
+    if not args and not kwargs and applies(input):
+        return _max(input)
+    return torch.max(input, *args, **kwargs)
+
+
+def min(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`torch.min`: see `max`."""
+    if not args and not kwargs and applies(input):
+        return _min(input)
+    return torch.min(input, *args, **kwargs)
+
+
+def _prod_forward(x: Tensor, dim: int | None, keepdim: bool, dtype: Dtype) -> Tensor:
+    return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
+
+
+_prod = _unary(ReduceKind.PROD, _prod_forward, _axes)
+
+
+@_torchs_names
+def prod(
+    input: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.prod`: dy · Π of the others, exact at zeros, and without waiting for the device."""
+    if out is None and applies(input, dtype) and (dim is None or isinstance(dim, int)):
+        return _prod(input, dim, keepdim, dtype)
+    if dim is None and not keepdim and out is None:
+        return torch.prod(input, dtype=dtype)
+    return torch.prod(input, dim, keepdim, dtype=dtype, out=out)
+
+
+_vector_norm = _unary(
+    ReduceKind.NORM2,
+    lambda x, dim, keepdim, dtype: torch.linalg.vector_norm(x, 2, dim, keepdim, dtype=dtype),
+    _axes,
+)
+
+
+@_torchs_names
+def vector_norm(
+    x: Tensor,
+    ord: Number | str = 2,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.linalg.vector_norm`: dx = dy · x / y, and 0 where y == 0.
+
+    Orders other than 2 are torch's own.
+    """
+    if ord == 2 and out is None and applies(x, dtype):
+        return _vector_norm(x, dim, keepdim, dtype)
+    return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)
+
+
+_norm = _unary(
+    ReduceKind.NORM2,
+    lambda x, dim, keepdim, p, dtype: torch.norm(x, p, dim, keepdim, dtype=dtype),
+    _axes,
+)
+
+
+@_torchs_names
+def norm(
+    input: Tensor,
+    p: Number | str | None = "fro",
+    dim: Dim = None,
+    keepdim: bool = False,
+    out: Tensor | None = None,
+    dtype: Dtype = None,
+) -> Tensor:
+    """`torch.norm` of order 2, "fro" included; other orders are torch's own."""
+    if p in (2, "fro", None) and out is None and applies(input, dtype):
+        return _norm(input, dim, keepdim, p, dtype)
+    return torch.norm(input, p, dim, keepdim, out, dtype)
+
+
+_logsumexp = _unary(ReduceKind.LOG_SUM_EXP, torch.logsumexp, _axes)
+
+
+@_torchs_names
+def logsumexp(
+    input: Tensor, dim: Dim, keepdim: bool = False, *, out: Tensor | None = None
+) -> Tensor:
+    """`torch.logsumexp`: dx = dy · exp(x − y), and 0 where y is −inf."""
+    if out is None and applies(input):
+        return _logsumexp(input, dim, keepdim)
+    return torch.logsumexp(input, dim, keepdim, out=out)
+
+
+def _moment(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
+    def call(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
+        return forward(x, dim, correction=correction, keepdim=keepdim)
+
+    def params(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> tuple[Any, ...]:
+        return (*_axes(x, dim, keepdim), float(correction))
+
+    return _unary(kind, call, params)
+
+
+def _moment_and_mean(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
+    """The node of var_mean or std_mean: two results, and only the gradients that come are taken."""
+    operator = OPERATORS[kind]
+
+    def call(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
+        return tuple(forward(x, dim, correction=correction, keepdim=keepdim))
+
+    def keep(ctx: Any, args: tuple[Any, ...], made: Any) -> None:
+        x, dim, keepdim, correction = args
+        ctx.set_materialize_grads(False)
+        ctx.params = (*_axes(x, dim, keepdim), float(correction))
+        ctx.save_for_backward(*((x, made[0]) if "y" in operator.tensors else (x,)))
+
+    def backward(ctx: Any, dy: Any, dmean: Any) -> Any:
+        saved = ctx.saved_tensors
+        x = saved[0]
+        dims, keepdim, _ = ctx.params
+        dx = None
+        if dy is not None:
+            dx = operator.gradient(dy, *saved, *ctx.params)
+        if dmean is not None:
+            size = tuple(x.shape)
+            if dx is None:
+                dx = OPERATORS[ReduceKind.MEAN].gradient(dmean, size, dims, keepdim)
+            else:
+                if not keepdim and size:
+                    for dim in sorted(dims):
+                        dmean = dmean.unsqueeze(dim)
+                # Each element of dmean stands for that many of x.
+                dx = dx + dmean / (x.numel() // dmean.numel() if dmean.numel() else 1)
+        return dx, None, None, None
+
+    return node(f"{kind.value}_mean", call, keep, backward)
+
+
+_var, _std = _moment(ReduceKind.VAR, torch.var), _moment(ReduceKind.STD, torch.std)
+_var_mean = _moment_and_mean(ReduceKind.VAR, torch.var_mean)
+_std_mean = _moment_and_mean(ReduceKind.STD, torch.std_mean)
+
+
+def _moments(
+    ours: Any,
+    theirs: Any,
+    input: Tensor,
+    dim: Any,
+    unbiased: bool | None,
+    keepdim: bool,
+    correction: Number | None,
+    out: Any,
+) -> Any:
+    """torch asks by `correction`, or as it once did: (unbiased) or (dim, unbiased, keepdim)."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        if correction is not None:
+            return theirs(input, dim, unbiased, keepdim, correction=correction)  # torch objects
+        correction = int(unbiased)
+    elif correction is None:
+        correction = 1
+    if out is None and applies(input):
+        return ours(input, dim, keepdim, correction)
+    more = {} if out is None else {"out": out}
+    return theirs(input, dim, correction=correction, keepdim=keepdim, **more)
+
+
+@_torchs_names
+def var(
+    input: Tensor,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.var`: dx = dy · 2 (x − mean) / m, m = n − correction, or 1 where that is ≤ 0."""
+    return _moments(_var, torch.var, input, dim, unbiased, keepdim, correction, out)
+
+
+@_torchs_names
+def std(
+    input: Tensor,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.std`: dx = dy · (x − mean) / (m · y), and 0 where y == 0."""
+    return _moments(_std, torch.std, input, dim, unbiased, keepdim, correction, out)
+
+
+@_torchs_names
+def var_mean(
+    input: Tensor,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`torch.var_mean`."""
+    both: tuple[Tensor, Tensor] = _moments(
+        _var_mean, torch.var_mean, input, dim, unbiased, keepdim, correction, None
+    )
+    return both
+
+
+@_torchs_names
+def std_mean(
+    input: Tensor,
+    dim: Dim = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Number | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`torch.std_mean`."""
+    both: tuple[Tensor, Tensor] = _moments(
+        _std_mean, torch.std_mean, input, dim, unbiased, keepdim, correction, None
+    )
+    return both
+
+
+def _embedding_forward(
+    weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, False)
+
+
+def _embedding_keep(ctx: Any, args: tuple[Any, ...], made: Any) -> None:
+    weight, indices, padding_idx, scale_grad_by_freq = args
+    ctx.save_for_backward(indices)
+    padding = None if padding_idx < 0 else padding_idx
+    ctx.params = weight.shape[0], padding, scale_grad_by_freq
+
+
+def _embedding_backward(ctx: Any, dout: Tensor) -> Any:
+    operator = OPERATORS[EmbeddingKind.EMBEDDING]
+    return operator.gradient(dout, *ctx.saved_tensors, *ctx.params), None, None, None
+
+
+_embedding = node("embedding", _embedding_forward, _embedding_keep, _embedding_backward)
+
+
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.embedding`: rows are summed in f32 or better, deterministically.
+
+    `sparse=True` is refused: the gradient is dense.
+    """
+    if sparse:
+        raise Unsupported(
+            "gradplan.torch.embedding: the gradient is a dense tensor; sparse=True wants a sparse "
+            "one: use torch.nn.functional.embedding"
+        )
+    padding = -1 if padding_idx is None else padding_idx
+    if applies(weight) and weight.dim() == 2 and -weight.shape[0] <= padding < weight.shape[0]:
+        if max_norm is not None:
+            with torch.no_grad():
+                torch.embedding_renorm_(weight, input.contiguous(), max_norm, norm_type)
+        if padding_idx is not None and padding < 0:
+            padding += weight.shape[0]
+        return _embedding(weight, input, padding, scale_grad_by_freq)
+    return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)

@@ -1,0 +1,123 @@
+"""From tensors to launches, with everything remembered that their layout decides.
+
+The first call of a layout asks for the plan, checks the arrays and prepares the program. Later
+calls look that up and pass addresses: outputs are always fresh, so there is nothing left to check.
+This runs in every backward pass, between kernels that are as short as it is: each line counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..plans import Plan
+from ..views import View, view
+
+__all__ = ["Asked", "Question", "launch", "prepare", "views_of"]
+
+
+class Asked(NamedTuple):
+    """A plan, and the views of its arrays; `index_shape` as embeddings have it."""
+
+    plan: Plan
+    views: dict[str, View]
+    index_shape: tuple[int, ...] | None = None
+
+
+class Question(Protocol):
+    """Who turns tensors into a plan."""
+
+    def ask(self, arrays: dict[str, Tensor], params: tuple[Any, ...]) -> Asked: ...
+
+
+class _Address:
+    """What programs read of a view."""
+
+    __slots__ = ("ptr",)
+    ptr: int
+
+
+class _Recipe:
+    """A program, and sets of addresses for it that no thread uses now."""
+
+    __slots__ = ("device", "idle", "mask", "names", "plan", "program")
+
+    def __init__(self, plan: Plan, program: Any, names: tuple[str, ...], mask: int) -> None:
+        self.plan = plan
+        self.program = program
+        self.device = plan._backend.device
+        self.names = names
+        self.mask = mask
+        self.idle: list[tuple[Any, list[_Address]]] = []
+
+    def addresses(self) -> tuple[Any, list[_Address]]:
+        views = {name: _Address() for name in self.names}
+        return views, list(views.values())
+
+
+# Programs use few layouts; one with ever new shapes must not leak.
+_RECIPE_LIMIT = 4096
+_recipes: dict[Hashable, _Recipe] = {}
+
+
+def views_of(arrays: dict[str, Tensor]) -> dict[str, View]:
+    """Views of tensors; rank 0 counts as one element."""
+    return {name: view(t if t.dim() else t.reshape(1), name) for name, t in arrays.items()}
+
+
+def launch(
+    key: Hashable,
+    question: Question,
+    names: tuple[str, ...],
+    tensors: tuple[Tensor | None, ...],
+    params: tuple[Any, ...],
+) -> None:
+    """Run a gradient; outputs are among the tensors, and nothing else names them yet.
+
+    `key` tells everything that decides the program: shapes, strides, types, the device.
+    """
+    recipe = _recipes.get(key)
+    if recipe is None:
+        recipe = prepare(question, names, tensors, params)
+        if len(_recipes) >= _RECIPE_LIMIT:
+            _recipes.clear()
+        _recipes[key] = recipe
+    try:
+        addresses = recipe.idle.pop()
+    except IndexError:
+        addresses = recipe.addresses()
+    views, slots = addresses
+    low = 0
+    for slot, tensor in zip(slots, tensors, strict=True):
+        if tensor is not None:
+            slot.ptr = ptr = tensor.data_ptr()
+            low |= ptr
+    if low & recipe.mask:
+        prepare(question, names, tensors, params)  # refuses the address that no element may have
+    program, device = recipe.program, recipe.device
+    stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device)
+    needed = program.workspace_bytes
+    address = 0  # of a workspace, freed on return and handed out again to this stream alone
+    if needed:
+        address, _keep = recipe.plan._workspace(needed, None, views, stream)
+    program.run(views, address, stream)
+    recipe.idle.append(addresses)
+
+
+def prepare(
+    question: Question,
+    names: tuple[str, ...],
+    tensors: tuple[Tensor | None, ...],
+    params: tuple[Any, ...],
+) -> _Recipe:
+    """What runs for these tensors, or what is wrong with them."""
+    # A saved result still belongs to the graph of the forward, which the kernels do not enter.
+    given = zip(names, tensors, strict=True)
+    arrays = {name: tensor.detach() for name, tensor in given if tensor is not None}
+    plan, views, index_shape = question.ask(arrays, params)
+    program = plan._prepare(views, index_shape)
+    mask = min(tensor.element_size() for tensor in arrays.values()) - 1
+    return _Recipe(plan, program, names, mask)

@@ -1,0 +1,227 @@
+"""`gradplan.torch` on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+
+import gradplan.torch as gt  # noqa: E402
+from gradplan.torch.operators import OPERATORS  # noqa: E402
+from opinfo import COVERED, leaves, op_db, outputs  # noqa: E402
+from torch_calls import (  # noqa: E402
+    CALLS,
+    Compositor,
+    Transformer,
+    losses,
+    operator_arguments,
+    sample,
+)
+
+# What torch's compilers warn of is theirs.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+SAMPLES = 6
+
+
+def on_gpu(*shape, dtype=torch.float32, seed=0):
+    return sample(*shape, seed=seed).detach().to("cuda", dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("key", COVERED, ids="-".join)
+def test_samples_of_torch(key, complete):
+    op, (ours, _) = op_db()[key], COVERED[key]
+    found = op.sample_inputs("cuda", torch.float64, requires_grad=True)
+    for one in found if complete else itertools.islice(found, SAMPLES):
+        for given in (one, one.noncontiguous()):
+            args = (given.input, *given.args)
+            expected, got = op(*args, **given.kwargs), ours(*args, **given.kwargs)
+            for a, b in zip(outputs(expected), outputs(got), strict=True):
+                torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
+            dys = [torch.randn_like(a) for a in outputs(expected)]
+            theirs = torch.autograd.grad(outputs(expected), leaves(args), dys, allow_unused=True)
+            mine = torch.autograd.grad(outputs(got), leaves(args), dys, allow_unused=True)
+            for a, b in zip(theirs, mine, strict=True):
+                torch.testing.assert_close(b, a, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_second_order(name):
+    x = on_gpu(3, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: CALLS[name](gt, x), x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda x: CALLS[name](gt, x), x, fast_mode=True)
+
+
+@pytest.mark.parametrize("kind", OPERATORS, ids=str)
+def test_opcheck(kind):
+    args = [
+        a.detach().clone().requires_grad_()
+        if isinstance(a, torch.Tensor) and a.is_floating_point()
+        else a
+        for a in operator_arguments(kind, "cuda")
+    ]
+    torch.library.opcheck(OPERATORS[kind].op, tuple(args))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_whole(name, ran):
+    torch._dynamo.reset()
+    call = CALLS[name]
+    compiled = torch.compile(lambda x: call(gt, x * 1) * 2, fullgraph=True, dynamic=True)
+    for shape in ((8, 16), (24, 40)):
+        x = on_gpu(*shape)
+        y = compiled(x)
+        dy = torch.randn_like(y)
+        (got,) = torch.autograd.grad(y, x, dy)
+        (expected,) = torch.autograd.grad(call(torch, x * 1) * 2, x, dy)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert ran
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("name", CALLS)
+def test_halves_are_no_less_accurate_than_torch(name, dtype):
+    call = CALLS[name]
+    rounding = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[dtype]
+    x = on_gpu(64, 96, dtype=dtype)
+    if "prod" in name:
+        x = (x.detach() / 10).exp().requires_grad_()
+    mine, theirs = call(gt, x), call(torch, x)
+    assert torch.equal(mine, theirs)
+    dy = torch.randn_like(mine)
+    wide = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(call(torch, wide), wide, dy.double())
+    (got,) = torch.autograd.grad(mine, x, dy)
+    (torchs,) = torch.autograd.grad(theirs, x, dy)
+    error, theirs_error = (got.double() - exact).norm(), (torchs.double() - exact).norm()
+    assert error <= theirs_error + rounding * exact.norm()
+
+
+def test_expanded_gradients_allocate_nothing_but_the_result():
+    x = on_gpu(512, 512)
+    for name in ("softmax", "cumsum", "cumprod", "var", "logsumexp"):
+        y = CALLS[name](gt, x)
+        dy = torch.ones((), device="cuda").expand(y.shape)
+        torch.autograd.grad(y, x, dy, retain_graph=True)  # compiled, loaded
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        torch.autograd.grad(y, x, dy)
+        assert torch.cuda.max_memory_allocated() - before <= x.nbytes + 2**17
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_peak_memory_is_not_above_torchs(name):
+    def peak(module):
+        x = on_gpu(1024, 1024)
+        for _ in range(2):
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            y = CALLS[name](module, x)
+            torch.autograd.grad(y, x, torch.ones_like(y))
+            del y
+        return torch.cuda.max_memory_allocated() - before
+
+    theirs = peak(torch)
+    assert peak(gt) <= theirs + 2**20  # a workspace of launches that share a row
+
+
+def test_products_do_not_wait_for_the_device():
+    x = on_gpu(64, 64)
+    calls = [lambda: gt.prod(x, 1), lambda: gt.prod(x), lambda: gt.cumprod(x, 0)]
+    for call in calls:
+        torch.autograd.grad(call().sum(), x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for call in calls:
+            torch.autograd.grad(call().sum(), x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_captured_in_a_graph():
+    x = on_gpu(64, 96)
+    dy = torch.randn(64, 96, device="cuda")
+
+    def step():
+        y = gt.cumprod(gt.softmax(x, 1), 1)
+        return torch.autograd.grad(y, x, dy)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+        dy.copy_(torch.randn_like(dy))
+    graph.replay()
+    torch.testing.assert_close(captured, step())
+
+
+def test_side_streams_and_threads():
+    x = on_gpu(256, 256)
+    expected = torch.autograd.grad(torch.cumsum(x, 1).square().sum(), x)[0]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        (got,) = torch.autograd.grad(gt.cumsum(x, 1).square().sum(), x)
+    stream.synchronize()
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+    gt.cumsum(x, 1).square().sum().backward()  # on the engine's own thread
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_follows_torch(name, dtype):
+    x = on_gpu(16, 32, dtype=dtype)
+    with torch.autocast("cuda", dtype):
+        mine, theirs = CALLS[name](gt, x), CALLS[name](torch, x)
+    assert mine.dtype == theirs.dtype
+    assert torch.equal(mine, theirs)
+    (got,), (expected,) = (torch.autograd.grad(y.sum(), x) for y in (mine, theirs))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+
+
+def test_embedding_is_deterministic_and_full():
+    weight = torch.zeros(8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    indices = torch.zeros(4096, dtype=torch.int64, device="cuda")
+    (first,) = torch.autograd.grad(gt.embedding(indices, weight).sum(), weight)
+    assert (first[0] == 4096).all()
+    big = on_gpu(100, 64)
+    keys = torch.randint(0, 100, (8192,), device="cuda")
+    dy = torch.randn(8192, 64, device="cuda")
+    runs = [torch.autograd.grad(gt.embedding(keys, big), big, dy)[0] for _ in range(3)]
+    assert all(torch.equal(run, runs[0]) for run in runs)
+    (theirs,) = torch.autograd.grad(F.embedding(keys, big), big, dy)
+    torch.testing.assert_close(runs[0], theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("which", ["transformer", "compositor"])
+def test_training(which, ran, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.manual_seed(0)
+    if which == "transformer":
+        model, data = Transformer().cuda(), torch.randint(0, 32, (4, 12), device="cuda")
+    else:
+        model = Compositor().cuda()
+        data = (torch.randn(16, 24, 3, device="cuda"), torch.rand(16, 3, device="cuda"))
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (losses(model, data, 200, True) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    plain = losses(model, data, 200, False)
+    assert first == second
+    assert ran
+    torch.testing.assert_close(torch.tensor(first), torch.tensor(plain), rtol=1e-2, atol=1e-4)
