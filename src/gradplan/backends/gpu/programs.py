@@ -419,7 +419,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    # The state of log-softmax reads dy alone: side by side, two reads of it are cheaper than waiting.
+    # The state of log-softmax reads dy alone: two reads of it are cheaper than waiting.
     twice = columns and desc.op == SoftmaxKind.LOG_SOFTMAX
     width = table.split_width if twice else table.joined_width
     r = min(_up(beside.extent), width) if columns else 1
