@@ -77,7 +77,8 @@ def test_no_variant_asks_for_more_threads_than_a_program_has(arch):
 
 
 def test_explain_counts_what_is_read():
-    """Rows whose programs wait for each other are read once, longer ones twice; a cummax of y that goes to the first never reads x."""
+    """Rows whose programs wait for each other are read once, longer ones twice; a cummax of y that
+    goes to the first never reads x."""
 
     def reads(kind, shape, **options):
         spec = next(spec for spec in SPECS if spec.kind == kind)
