@@ -236,7 +236,7 @@ LARGE_MANY_AXES = [
     ((100, 264, 90), (0, 2)),
     ((40, 264, 30, 8), (0, 2)),
     ((180, 264, 95), (0, 2)),
-    ((100, 7, 100), (0, 2)),  # ... of f64, in a cluster
+    ((64, 9, 48), (0, 2)),  # products of f64 in a cluster
 ]
 LARGE_TABLES = [  # (indices, dim, rows)
     ((50, 96, 300), ()),  # fewer indices than a stretch

@@ -6,6 +6,7 @@ Triton's interpreter there instead, with smaller shapes.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -25,10 +26,11 @@ from gradplan.backends.gpu import launch, programs, table
 from gradplan.cases import Case, Layout
 from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
-from gradplan.registry import ELEMENTS
+from gradplan.registry import ELEMENTS, Engine
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = triton.language
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 gpu = pytest.mark.gpu
@@ -167,23 +169,32 @@ def check(some):
 @pytest.fixture
 def small_table():
     """The interpreter's thresholds on the GPU: small shapes meet every variant."""
-    with table.using(launch.device_arch(0), table.table_of("interpreter")):
-        yield
+
+    def use(waits):
+        return table.using(
+            launch.device_arch(0), replace(table.table_of("interpreter"), waits=waits)
+        )
+
+    return use
 
 
 @gpu
+@pytest.mark.parametrize("waits", [False, True], ids=["split", "joined"])
 @problems()
-def test_covering_cases_with_small_tiles(spec, element, small_table, complete):
+def test_covering_cases_with_small_tiles(spec, element, waits, small_table, complete):
     """Every data and option in some variant; large shapes meet them all, so elements take turns."""
     if not complete and element is not ELEMENTS[SPECS.index(spec) % len(ELEMENTS)]:
         pytest.skip("another element has its turn")
+    if waits and spec.engine is not Engine.ROW_STATE:
+        pytest.skip("no program of it waits for another")
     missed = []
-    for problem in covering(spec, element):
-        problem.run("cuda")
-        plan = problem.plan("cuda")
-        outcome = problem.outcome(plan.precision_guarantee.relative_error)
-        if not outcome.ok:
-            missed.append(str(outcome))
+    with small_table(waits):
+        for problem in covering(spec, element):
+            problem.run("cuda")
+            plan = problem.plan("cuda")
+            outcome = problem.outcome(plan.precision_guarantee.relative_error)
+            if not outcome.ok:
+                missed.append(str(outcome))
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
@@ -295,6 +306,217 @@ def test_two_streams_at_once(name):
     torch.cuda.synchronize()
     for job in some:
         job.check()
+
+
+class Softmax:
+    """Rows cut into parts whose programs wait for each other, of any size: checked on the GPU."""
+
+    def __init__(self, shape, axis=-1, element="f32", seed=0):
+        desc = gp.SoftmaxBackwardDescriptor(
+            kind="softmax", input_shape=shape, softmax_axis=axis, element=element
+        )
+        self.axis = axis
+        self.plan = gp.SoftmaxBackwardPlan.select(desc, device="cuda")
+        self.dy, self.y, self.dx = (
+            torch.empty(shape, dtype=getattr(torch, TORCH_TYPES[element]), device="cuda")
+            for _ in range(3)
+        )
+        self.fill(seed)
+        self.args = gp.SoftmaxBackwardArgs(dy=self.dy, y=self.y, dx=self.dx)
+        assert self.plan.bind(self.args).sku.variant == "joined"
+
+    def fill(self, seed):
+        torch.cuda.manual_seed(seed)
+        self.dy.normal_()
+        self.y.normal_().exp_().div_(self.y.sum(self.axis, keepdim=True))
+        self.dx.fill_(torch.nan)
+
+    def bits(self):
+        return self.dx.view(torch.uint8).clone()
+
+    def check(self, dy=None):
+        """By the contract, row by row in f64."""
+        bound = self.plan.precision_guarantee.relative_error
+        dy = self.dy if dy is None else dy
+        for k in range(self.dx.shape[0] if self.axis == -1 else 1):
+            some = k if self.axis == -1 else slice(None)
+            a, y, got = dy[some].double(), self.y[some].double(), self.dx[some].double()
+            wanted = y * (a - (y * a).sum(self.axis, keepdim=True))
+            size = y * (a.abs() + (y * a).abs().sum(self.axis, keepdim=True))
+            error = (got - wanted).norm(dim=self.axis)
+            assert (error <= bound * size.norm(dim=self.axis) + 1e-30).all()
+
+
+TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16"}
+WAITING = {
+    "small": lambda seed: Softmax((4, 1 << 17), seed=seed),
+    "large": lambda seed: Softmax((64, 1 << 20), seed=seed),
+    "columns": lambda seed: Softmax((8192, 4096), axis=0, seed=seed),
+}
+
+
+@gpu
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "names", [("small", "small"), ("small", "large"), ("large", "large"), ("columns", "large")]
+)
+def test_programs_that_wait_on_two_streams_of_different_priority(names):
+    """Neither starves the other: all finish, with the bits that each has alone."""
+    some = [WAITING[name](seed) for seed, name in enumerate(names)]
+    alone = []
+    for one in some:
+        one.plan.run(one.args)
+        one.check()
+        alone.append(one.bits())
+        one.dx.fill_(torch.nan)
+    bound = [one.plan.bind(one.args) for one in some]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream(priority=0), torch.cuda.Stream(priority=-5)]
+    for turn in range(40):
+        for k in (0, 1) if turn % 2 else (1, 0):
+            if turn % 4 < 2:
+                bound[k](stream=streams[k])
+            else:
+                some[k].plan.run(some[k].args, stream=streams[k])
+    torch.cuda.synchronize()
+    for one, bits in zip(some, alone, strict=True):
+        assert torch.equal(one.bits(), bits)
+
+
+@triton.jit
+def occupy(done, nanoseconds):
+    """Hold a place on the machine for so long."""
+    begin = tl.extra.cuda.globaltimer()
+    now = begin
+    while now - begin < nanoseconds:
+        now = tl.extra.cuda.globaltimer()
+    tl.store(done + tl.program_id(0), 1)
+
+
+@gpu
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", list(WAITING))
+def test_programs_that_wait_where_others_hold_most_of_the_machine(name):
+    """Fewer places than a row has parts, until the others go."""
+    one = WAITING[name](3)
+    one.plan.run(one.args)
+    bits = one.bits()
+    places = 2 * torch.cuda.get_device_properties(0).multi_processor_count - 3
+    done = torch.zeros(places, dtype=torch.int32, device="cuda")
+    other, mine = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
+    occupy[(places,)](done, 1000, num_warps=32)  # compiled now
+    torch.cuda.synchronize()
+    for _ in range(5):
+        one.dx.fill_(torch.nan)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(other):
+            occupy[(places,)](done, 50_000_000, num_warps=32)
+        for _ in range(3):
+            one.plan.run(one.args, stream=mine)
+        torch.cuda.synchronize()
+        assert torch.equal(one.bits(), bits)
+
+
+@gpu
+def test_graphs_of_programs_that_wait_run_at_once():
+    """A bound launch has counters of its own, which its graph uses on whatever stream."""
+    some = [WAITING["small"](seed) for seed in (1, 2)]
+    graphs = []
+    for one in some:
+        bound = one.plan.bind(one.args)
+        bound()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            bound()
+        graphs.append((graph, bound))
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1)]
+    for turn in range(5):
+        for k, one in enumerate(some):
+            one.fill(10 * turn + k)
+        torch.cuda.synchronize()
+        for (graph, _), stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+                graph.replay()
+        torch.cuda.synchronize()
+        for one in some:
+            one.check()
+
+
+@gpu
+@pytest.mark.parametrize("name", ["cluster", "joined", "joined_product"])
+def test_a_captured_run_has_the_bits_of_one_that_waits(name):
+    """Under capture no program waits for another: partial sums, then the gradient."""
+    job = Job(name, "cuda")
+    workspace = workspace_for(job.plan, "cuda")
+    job.fill(5)
+    job.plan.run(job.args(), workspace=workspace)
+    bits = job.bits()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        job.plan.run(job.args(), workspace=workspace)
+    job.fill(5)
+    workspace.fill_(255)
+    graph.replay()
+    torch.cuda.synchronize()
+    job.check()
+    for output, found in job.bits().items():
+        assert torch.equal(found, bits[output])
+
+
+@gpu
+@pytest.mark.parametrize("name", list(WAITING))
+def test_programs_that_wait_in_place(name):
+    """dx is dy: a part is read by its own program alone, before it is written."""
+    one = WAITING[name](7)
+    dy = one.dy.clone()
+    one.plan.run(one.args)
+    for _ in range(3):
+        one.dy.copy_(dy)
+        one.plan.run(gp.SoftmaxBackwardArgs(dy=one.dy, y=one.y, dx=one.dy))
+        assert torch.equal(one.dy, one.dx)
+    one.check(dy)
+
+
+@gpu
+def test_launches_of_any_size_share_the_counters_of_a_stream():
+    """What one leaves in them is right for the next, whatever its rows and parts."""
+    shapes = [(4, 1 << 17), (300, 150_000), (2, 120_000), (64, 1 << 20), (1, 100_000)]
+    some = [Softmax(shape, element="bf16", seed=k) for k, shape in enumerate(shapes)]
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for turn in range(6):
+        for one in some if turn % 2 else some[::-1]:
+            one.plan.run(one.args, stream=stream)
+    torch.cuda.synchronize()
+    for one in some:
+        one.check()
+
+
+@gpu
+def test_no_memory_for_counters_is_a_kernel_failure(no_more_memory):
+    """On a stream that torch's allocator has nothing for."""
+    one = WAITING["small"](1)
+    workspace = workspace_for(one.plan, "cuda")
+    one.plan.run(one.args, workspace=workspace)
+    one.dx.fill_(torch.nan)
+    handle = ctypes.c_void_p()
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+    fresh = torch.cuda.ExternalStream(handle.value)
+    no_more_memory()
+    with pytest.raises(gp.KernelFailure, match="memory") as caught:
+        one.plan.run(one.args, stream=fresh, workspace=workspace)
+    assert caught.value.code == 2
+    with torch.cuda.stream(fresh), pytest.raises(gp.KernelFailure, match="memory"):
+        one.plan.bind(one.args, workspace=workspace)
+    assert one.dx.isnan().all()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    one.plan.run(one.args, stream=fresh, workspace=workspace)
+    torch.cuda.synchronize()
+    one.check()
 
 
 class Protocol:

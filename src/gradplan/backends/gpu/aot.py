@@ -54,6 +54,8 @@ _SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((1000, 4096), (0,)),
     ((40_000, 300_000), (0,)),  # columns tile by tile
     ((300_000, 18), (0,)),  # columns split over programs
+    ((8192, 4096), (0,)),  # columns whose programs wait for each other
+    ((512, 2100, 8), (1,)),  # ... in clusters
     ((8, 50, 7), (1,)),  # an axis in the middle
 )
 # What one kind or element alone needs to meet a variant; the subset does without.
@@ -233,8 +235,8 @@ def quick(arch: int) -> list[Variant]:
     """A covering subset: each kernel with each kind, element, tie rule and phase at least once, and
     each operand in each mode; in other combinations for each architecture, which share the pairs
     of kind and phase."""
-    found, wants, _ = _covering(arch)
-    wants = set(wants)
+    found, each, _ = _covering(arch)
+    wants = set(each)
     taken = dict.fromkeys(ARCHITECTURES, 0)
     # The pairs that fewest have are dealt first, each to who has least.
     holders = {one: _covering(one)[2] for one in ARCHITECTURES}

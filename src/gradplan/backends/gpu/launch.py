@@ -397,6 +397,17 @@ class Launcher:
         _launch(calls, self.device, stream)
         self._idle.append(calls)
 
+    def load_like(self, other: Launcher) -> None:
+        """Load the kernels for what another has met: under capture it would be too late."""
+        if len(self._handles) < len(other._handles):
+            for aligned in other._handles.keys() - self._handles.keys():
+                self._load(aligned)
+
+    def _load(self, aligned: int) -> list[tuple[int, int]]:
+        found = [_handle(step, aligned, self.device) for step in self.steps]
+        self._handles[aligned] = found
+        return found
+
     def _calls(self) -> list[_Call]:
         return [
             _Call(step, template, pointers)
@@ -424,8 +435,7 @@ class Launcher:
         aligned = 1 if low & 15 else 16
         handles = self._handles.get(aligned)
         if handles is None:
-            handles = [_handle(step, aligned, self.device) for step in self.steps]
-            self._handles[aligned] = handles
+            handles = self._load(aligned)
         for call, (function, shared) in zip(calls, handles, strict=True):
             call.function.value = function
             call.shared.value = shared

@@ -97,9 +97,11 @@ class Program:
             return
         if self.counters and isinstance(self.runner, Launcher):
             found = stream_counters(self.runner.device, stream, self.counters)
+            assert self.apart_runner is not None
             if found:
                 self.runner.run(views, workspace, stream, found)
-            elif self.apart_runner is not None:
+                self.apart_runner.load_like(self.runner)
+            else:
                 self.apart_runner.run(views, workspace, stream)
         else:
             self.runner.run(views, workspace, stream)
@@ -375,6 +377,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 registers = 32
         elif phase != "whole" and columns and (desc.element, desc.op) in _TIGHT:
             registers = table.joined_registers
+        if phase == "joined":  # two programs a multiprocessor: see `Table.group`
+            registers = min(registers or 255, all_registers(2 * warps))
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts,

@@ -138,14 +138,16 @@ def own_counters(device: int, stream: int, count: int) -> Any:
     return made
 
 
+_PER_THREAD = 2  # CU_STREAM_PER_THREAD
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.
 _counters: dict[tuple[int, int], list[Any]] = {}
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """The address of a stream's counters; 0 where it is being captured, since a graph may run on
-    other streams, at the same time as this one."""
-    if capturing(stream):
+    """The address of a stream's counters; 0 where it has none. While it is being captured: a graph
+    may run on other streams, at the same time as this one. And the handle that names another stream
+    in each thread."""
+    if stream == _PER_THREAD or capturing(stream):
         return 0
     found = _counters.get((device, stream))
     if found is None or found[-1].numel() < 4 * count:
