@@ -324,10 +324,16 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     # Long rows of halves wait in registers two by two.
     half = desc.element in _HALVES
     prod_kind = desc.op == ReduceKind.PROD
-    packed = 2 if half and not prod_kind and length >= table.packed else 1
+    # What is not read in runs, or is told apart by its place, takes registers of its own.
+    alignment, aligned = geometry.alignment(n, modes)
+    ordered = ties in (TieRule.FIRST, TieRule.LAST)
+    rough = columns or ordered or bool({"s", "a"} & {*modes})
+    plain = n == length and alignment == 16 and not rough
+    packed = 2 if plain and half and not prod_kind and length >= table.packed else 1
     # Places on an axis of several dimensions are divisions: they take registers too.
     many = 4 if len(along.dims) > 1 else 1
-    resident = length * least * words * many <= table.resident_words * packed
+    most = table.resident_words // 2 if rough else table.resident_words * packed
+    resident = length * least * words * many <= most
     arguments: list[tuple[str, Argument]] = [
         *geometry.arguments(),
         ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
@@ -342,7 +348,6 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         ("ELEMENT", desc.element.value),
         *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
     ]
-    alignment, aligned = geometry.alignment(n, modes)
     pointers = _pointers(geometry, sources, modes)
     layout = "columns" if columns else "rows"
     if prod_kind:
@@ -360,14 +365,16 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         counters: Pointer | None = None,
     ) -> Step:
         registers = 0
-        if many > 1 or (prod_kind and r > 1) or ties in (TieRule.FIRST, TieRule.LAST):
+        every = n == c * parts and beside.extent % r == 0
+        if many > 1 or (prod_kind and r > 1) or ordered:
             registers = all_registers(warps)
         elif phase == "whole":
             # Two programs of the longest rows at a time.
-            if half and full == 1 and warps == 32 and not prod_kind:
+            if half and full == 1 and warps == 32 and c <= 1024 * 32 and plain and not prod_kind:
                 registers = 32
-        elif columns and desc.element is ElementKind.F32:
-            registers = table.joined_registers
+        elif phase == "joined" and every and set(modes) <= {"c", "r", "n"}:
+            if desc.element is ElementKind.F32:
+                registers = table.joined_registers
         if phase == "joined":  # two programs a multiprocessor: see `Table.group`
             registers = min(registers or 255, all_registers(2 * warps))
         return Step(
@@ -389,7 +396,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
                 ("K", 1 if phase == "whole" else max(1, min(table.join // r, table.group))),
-                ("FULL", n == c * parts and beside.extent % r == 0),
+                ("FULL", every),
             ),
             warps=warps,
             cluster=parts if phase == "cluster" else 1,
@@ -422,10 +429,11 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
         c //= 2
-    if c * r == room and table.group < -(-n // c) <= 2 * table.group:
+    if c == room and not columns and table.group < -(-n // c) <= 2 * table.group:
         c *= 2
     parts = -(-n // c)
-    warps = max(1, min(32, _down(c * r * desc.element.size_bytes * full * many // 4096)))
+    bytes_each = 2048 if "s" in modes or (prod_kind and columns) else 4096  # a warp
+    warps = max(1, min(32, _down(c * r * desc.element.size_bytes * full * many // bytes_each)))
     states = Pointer(WORKSPACE, "fp64")
     size = 8 * slots * tiles * parts * r
     together = parts <= table.group
