@@ -161,7 +161,7 @@ FIELDS: dict[str, Ask | str] = {
     "joined_registers": _on(
         _probes("softmax", (8192, 8192), 0, "f32"),
         _probes("max", (8192, 8192), 0, "f32"),
-        values=lambda now: sorted({0, 64, 80, now}),
+        values=lambda now: sorted({48, 64, 80, now}),
     ),
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),

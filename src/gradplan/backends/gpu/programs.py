@@ -47,6 +47,8 @@ _TYPES = {
 }
 _HALVES = (ElementKind.F16, ElementKind.BF16)
 _STATE_SLOTS = {ReduceKind.PROD: 4}
+# What a kind needs above `joined_registers`, lest the assembler spill.
+_MORE_REGISTERS = {"softmax": 16, "log_softmax": 16, "var": 32, "std": 32}
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     if columns:
         least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
     # Long rows of halves wait in registers two by two.
-    half = desc.element in _HALVES
+    half, single = desc.element in _HALVES, desc.element is ElementKind.F32
     prod_kind = desc.op == ReduceKind.PROD
     # What is not read in runs, or is told apart by its place, takes registers of its own.
     alignment, aligned = geometry.alignment(n, modes)
@@ -372,9 +374,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             # Two programs of the longest rows at a time.
             if half and full == 1 and warps == 32 and c <= 1024 * 32 and plain and not prod_kind:
                 registers = 32
-        elif phase == "joined" and every and set(modes) <= {"c", "r", "n"}:
-            if desc.element is ElementKind.F32:
-                registers = table.joined_registers
+        elif phase == "joined" and every and single and set(modes) <= {"c", "r", "n"}:
+            registers = table.joined_registers + _MORE_REGISTERS.get(desc.op.value, 0)
         if phase == "joined":  # two programs a multiprocessor: see `Table.group`
             registers = min(registers or 255, all_registers(2 * warps))
         return Step(
@@ -425,6 +426,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     room = table.joined_bytes // desc.element.size_bytes // many
     if full == 1 and not (half or columns or prod_kind):
         room *= 2
+    if "s" in modes:  # a pointer for each element
+        room //= 2
     c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
@@ -1074,7 +1077,7 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
     wide = table.joined_columns if rows > 1 else 1
-    step = table.joined_bytes // (desc.element.size_bytes * wide) // (4 if len(axes) > 1 else 1)
+    step = table.joined_bytes // (desc.element.size_bytes * wide) // (8 if len(axes) > 1 else 2)
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
     return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

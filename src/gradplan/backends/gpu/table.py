@@ -37,7 +37,8 @@ class Table:
     joined_columns: int
     """Neighbouring rows that are cut are taken so many together."""
     joined_registers: int
-    """The most registers a thread of theirs for f32, a row beside a row; 0: as it comes."""
+    """The most registers a thread of theirs for f32, a row beside a row, where all tiles are full;
+    more for what sums in f64."""
     cluster: int
     """The most programs of a cluster, 0 where the architecture has none."""
     group: int
