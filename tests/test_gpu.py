@@ -772,8 +772,9 @@ def test_workspaces_are_checked(name, place):
 @gpu
 def test_a_workspace_over_an_argument_is_invalid():
     job = Job("split", "cuda")
-    memory = torch.zeros(max(job.plan.workspace_size, 8 << 20), dtype=torch.uint8, device="cuda")
     shape = job.desc.input_shape
+    size = max(job.plan.workspace_size, 2 * shape[0] * shape[1])
+    memory = torch.zeros(size, dtype=torch.uint8, device="cuda")
     job.tensors["dy"] = memory[: 2 * shape[0] * shape[1]].view(torch.float16).view(shape)
     with pytest.raises(gp.InvalidProblem, match="workspace overlaps dy"):
         job.plan.run(job.args(), workspace=memory)

@@ -110,7 +110,7 @@ def test_expanded_gradients_allocate_nothing_but_the_result():
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         torch.autograd.grad(y, x, dy)
-        assert torch.cuda.max_memory_allocated() - before <= x.nbytes + 2**17
+        assert torch.cuda.max_memory_allocated() - before <= x.nbytes + 2**17, name
 
 
 @pytest.mark.parametrize("name", CALLS)

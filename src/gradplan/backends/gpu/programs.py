@@ -334,10 +334,16 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     # Long rows of halves wait in registers two by two.
     half = desc.element in _HALVES
     prod_kind = desc.op == ReduceKind.PROD
-    packed = 2 if half and not prod_kind and length >= table.packed else 1
+    # What is not read in runs, or is told apart by its place, takes registers of its own.
+    alignment, aligned = geometry.alignment(n, modes)
+    ordered = ties in (TieRule.FIRST, TieRule.LAST)
+    rough = ordered or bool({"s", "a"} & {*modes})
+    plain = n == length and alignment == 16 and not (rough or columns)
+    packed = 2 if plain and half and not prod_kind and length >= table.packed else 1
     # Places on an axis of several dimensions are divisions: they take registers too.
     many = 4 if len(along.dims) > 1 else 1
-    resident = length * least * words * many <= table.resident_words * packed
+    most = table.resident_words // 2 if rough else table.resident_words * packed
+    resident = length * least * words * many <= most
     arguments: list[tuple[str, Argument]] = [
         *geometry.arguments(),
         ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
@@ -352,7 +358,6 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         ("ELEMENT", desc.element.value),
         *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
     ]
-    alignment, aligned = geometry.alignment(n, modes)
     pointers = _pointers(geometry, sources, modes)
     layout = "columns" if columns else "rows"
     if prod_kind:
@@ -370,12 +375,13 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         counters: Pointer | None = None,
     ) -> Step:
         registers = 0
-        if many > 1 or (prod_kind and r > 1) or ties in (TieRule.FIRST, TieRule.LAST):
+        every = n == c * parts and beside.extent % r == 0
+        if many > 1 or (prod_kind and r > 1) or ordered:
             registers = all_registers(warps)
         elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
-            if desc.op in _FEW_REGISTERS:  # two programs of the longest rows at a time
+            if desc.op in _FEW_REGISTERS and plain:  # two programs of the longest rows at a time
                 registers = 32
-        elif phase != "whole" and columns and (desc.element, desc.op) in _TIGHT:
+        elif every and set(modes) <= {"c", "r", "n"} and (desc.element, desc.op) in _TIGHT:
             registers = table.joined_registers
         if phase == "joined":  # two programs a multiprocessor: see `Table.group`
             registers = min(registers or 255, all_registers(2 * warps))
@@ -398,7 +404,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
                 ("K", 1 if phase == "whole" else max(1, min(table.join // r, table.group))),
-                ("FULL", n == c * parts and beside.extent % r == 0),
+                ("FULL", every),
             ),
             warps=warps,
             cluster=parts if phase == "cluster" else 1,
@@ -428,12 +434,16 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     width = table.split_width if twice else table.joined_width
     r = min(_up(beside.extent), width) if columns else 1
     room, warps = table.joined_of(desc.op, desc.element, columns)
-    each = room // many // warps
-    c = max(2, min(length // 2, room // many // r))
+    room //= many
+    if "s" in modes:  # a pointer for each element
+        room //= 2
+        warps *= 2
+    each = room // warps
+    c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
         c //= 2
-    if c * r * many == room and table.group < -(-n // c) <= 2 * table.group:
+    if c * r == room and table.group < -(-n // c) <= 2 * table.group:
         c *= 2
     parts = -(-n // c)
     warps = max(1, min(32, c * r // each))
@@ -1081,7 +1091,7 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
     wide = max(table.joined_width, table.split_width) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
     room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
-    step = room // many // wide
+    step = room // (2 * many) // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
     return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

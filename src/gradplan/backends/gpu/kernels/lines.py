@@ -141,7 +141,7 @@ def scan_lines(
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     MODE: tl.constexpr = mode_of(KIND)
     tiles_along = tl.cdiv(n, C)
-    chunks = tl.cdiv(tiles_along, steps)
+    chunks = tl.cdiv(tiles_along.to(tl.int32), steps)  # programs are counted in 32 bits
     pid = tl.program_id(0)
     if PHASE == "apply":
         # The last chunks that were read are the first to be mapped.
@@ -166,7 +166,7 @@ def scan_lines(
     factor = tl.full((R,), 1.0, tl.float64)
     if PHASE == "apply":
         carry = tl.load(carries + slot)
-    begin_part = chunk * steps
+    begin_part = chunk.to(n.dtype) * steps
     count = tl.minimum(steps, tiles_along - begin_part)
     if FLIP:
         block = line % M

@@ -195,8 +195,8 @@ def row_tiles(
         if KIND == "prod":
             share, scale, fits = product_fits(ELEMENT, s0, s1, s2, factor, row_mask)
             if fits:
-                a = widened_again(raw_a, X, a)
-                b = widened_again(raw_b, X, b)
+                a = tl.broadcast_to(widened_again(raw_a, X, a), (R, H))
+                b = tl.broadcast_to(widened_again(raw_b, X, b), (R, H))
                 a, b = product_quotients(ELEMENT, share, scale, a, b)
                 put(out, OUT, a, at_a, out_steps, R, H, FULL)
                 put(out, OUT, b, at_b, out_steps, R, H, FULL)
