@@ -435,10 +435,10 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     r = min(_up(beside.extent), width) if columns else 1
     room, warps = table.joined_of(desc.op, desc.element, columns)
     room //= many
-    if "s" in modes:  # a pointer for each element
-        room //= 2
-        warps *= 2
-    each = room // warps
+    if not {*modes} <= {"c" if columns else "t", "r", "n"}:  # a pointer for each element
+        room = min(room, table.strided_tile // full // many)
+        warps = max(1, room // 512)
+    each = max(1, room // warps)
     c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
@@ -1091,7 +1091,7 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
     wide = max(table.joined_width, table.split_width) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
     room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
-    step = room // (2 * many) // wide
+    step = min(room, table.strided_tile // 2) // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
     return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

@@ -42,6 +42,8 @@ class Table:
     """The same where neighbouring rows are cut together ..."""
     joined_width: int
     """... so many of them ..."""
+    strided_tile: int
+    """The elements of a part, all operands together, that does not lie in runs."""
     split_width: int
     """... or so many, in log-softmax, which is read twice."""
     joined_registers: int
@@ -139,6 +141,7 @@ _SM_90 = Table(
         ("", 16384, 4, 8192, 4),
     ),
     joined_width=32,
+    strided_tile=4096,
     split_width=64,
     joined_registers=64,
     cluster=8,
@@ -183,6 +186,7 @@ _INTERPRETER = Table(
     joined_rows=(("", 128, 4, 64, 4),),
     joined_columns=(("", 128, 4, 64, 4),),
     joined_width=4,
+    strided_tile=128,
     split_width=8,
     joined_registers=0,
     cluster=0,
