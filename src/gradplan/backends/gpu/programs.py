@@ -368,7 +368,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     ) -> Step:
         registers = 0
         every = n == c * parts and beside.extent % r == 0
-        if many > 1 or (prod_kind and r > 1) or ordered:
+        if many > 1 or (prod_kind and (r > 1 or "s" in modes)) or ordered:
             registers = all_registers(warps)
         elif phase == "whole":
             # Two programs of the longest rows at a time.
@@ -426,7 +426,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     room = table.joined_bytes // desc.element.size_bytes // many
     if full == 1 and not (half or columns or prod_kind):
         room *= 2
-    if "s" in modes:  # a pointer for each element
+    scattered = "s" in modes or (columns and alignment < 16)
+    if scattered:  # a pointer for each element or few
         room //= 2
     c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
@@ -435,7 +436,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     if c == room and not columns and table.group < -(-n // c) <= 2 * table.group:
         c *= 2
     parts = -(-n // c)
-    bytes_each = 2048 if "s" in modes or (prod_kind and columns) else 4096  # a warp
+    bytes_each = 2048 if scattered or (prod_kind and columns) else 4096  # a warp
     warps = max(1, min(32, _down(c * r * desc.element.size_bytes * full * many // bytes_each)))
     states = Pointer(WORKSPACE, "fp64")
     size = 8 * slots * tiles * parts * r
