@@ -426,7 +426,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     room = table.joined_bytes // desc.element.size_bytes // many
     if full == 1 and not (half or columns or prod_kind):
         room *= 2
-    scattered = "s" in modes or (columns and alignment < 16)
+    scattered = "s" in modes or (alignment < 16 if columns else "c" in modes)
     if scattered:  # a pointer for each element or few
         room //= 2
     c = max(2, min(length // 2, room // r))
