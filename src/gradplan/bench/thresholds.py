@@ -172,7 +172,7 @@ FIELDS: dict[str, Ask | str] = {
     "joined_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
     "joined_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
     "joined_width": _on(_COLUMNS),
-    "strided_tile": "the larger, the sooner the assembler spills; rows that do not lie in runs are rare",
+    "strided_tile": "as large as the assembler takes without spilling",
     "split_width": _on(_probes("log_softmax", (8192, 8192), 0)),
     "joined_registers": _on(
         _probes("max", (8192, 8192), 0, "f32"), values=lambda now: sorted({0, 64, 80, now})

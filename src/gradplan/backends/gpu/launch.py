@@ -19,7 +19,7 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from ...errors import KernelFailure
@@ -364,6 +364,26 @@ class _Call:
         )
 
 
+class Bound:
+    """Launches whose addresses are known."""
+
+    __slots__ = ("_calls", "_device")
+
+    def __init__(self, calls: list[_Call], device: int) -> None:
+        self._calls = calls
+        self._device = device
+
+    def __call__(self, stream: int) -> None:
+        _launch(self._calls, self._device, stream)
+
+    def point(self, operand: str, address: int) -> None:
+        """Another address for an operand, as well aligned as the one before."""
+        for call in self._calls:
+            for word, pointer in call.pointers:
+                if pointer.operand == operand:
+                    call.block[word] = address + pointer.offset
+
+
 class Launcher:
     """The steps of a program, ready to be bound to addresses on one device."""
 
@@ -375,15 +395,11 @@ class Launcher:
         # Sets of calls that no thread uses now; taking and putting back are atomic.
         self._idle: list[list[_Call]] = []
 
-    def bind(
-        self, views: Mapping[str, View], workspace: int, counters: Any = None
-    ) -> Callable[..., None]:
+    def bind(self, views: Mapping[str, View], workspace: int) -> Bound:
         """A launch on a stream, for these very arrays."""
         calls = self._calls()
-        self._point(calls, views, workspace, 0 if counters is None else counters.data_ptr())
-        bound: Any = partial(_launch, calls, self.device)
-        bound.owned = counters
-        return bound  # type: ignore[no-any-return]
+        self._point(calls, views, workspace, 0)
+        return Bound(calls, self.device)
 
     def run(
         self, views: Mapping[str, View], workspace: int, stream: int, counters: int = 0

@@ -40,7 +40,7 @@ from .launch import (
     Step,
     all_registers,
 )
-from .streams import own_counters, stream_counters
+from .streams import stream_counters
 from .table import Table, table_of
 
 __all__ = ["Program", "prepare", "workspace_bound"]
@@ -76,35 +76,44 @@ class Program:
     """Steps with the same result whose programs do not wait for each other."""
     apart_runner: Launcher | None = None
 
-    def bind(
-        self, views: Mapping[str, View], workspace: int, stream: int = 0
-    ) -> Callable[..., None]:
-        """A launch on a stream, for these very arrays, with the workspace at this address.
-
-        What it allocates, ordered with `stream`, is its attribute `owned`.
-        """
+    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
+        """A launch on a stream, for these very arrays, with the workspace at this address."""
         if self.runner is None:
             return _nothing
-        if self.counters and isinstance(self.runner, Launcher):
-            # Its own: a launch may be captured, and the graph run on any stream.
-            own = own_counters(self.runner.device, stream, self.counters)
-            return self.runner.bind(views, workspace, own)
-        return self.runner.bind(views, workspace)
+        bound = self.runner.bind(views, workspace)
+        if self.apart_runner is None:
+            return bound
+        return self._either(bound, self.apart_runner.bind(views, workspace))
+
+    def _either(self, bound: Any, apart: Callable[[int], None]) -> Callable[[int], None]:
+        """Programs that wait where the stream has counters for them, else programs that do not."""
+        assert isinstance(self.runner, Launcher)
+        device, count = self.runner.device, self.counters
+
+        def run(stream: int) -> None:
+            found = stream_counters(device, stream, count)
+            if found:
+                bound.point(COUNTERS, found)
+                bound(stream)
+            else:
+                apart(stream)
+
+        return run
 
     def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
         """Launch once."""
         if self.runner is None:
             return
-        if self.counters and isinstance(self.runner, Launcher):
-            found = stream_counters(self.runner.device, stream, self.counters)
-            assert self.apart_runner is not None
-            if found:
-                self.runner.run(views, workspace, stream, found)
-                self.apart_runner.load_like(self.runner)
-            else:
-                self.apart_runner.run(views, workspace, stream)
-        else:
+        if self.apart_runner is None:
             self.runner.run(views, workspace, stream)
+            return
+        assert isinstance(self.runner, Launcher)
+        found = stream_counters(self.runner.device, stream, self.counters)
+        if found:
+            self.runner.run(views, workspace, stream, found)
+            self.apart_runner.load_like(self.runner)
+        else:
+            self.apart_runner.run(views, workspace, stream)
 
 
 def _nothing(stream: int = 0) -> None:
@@ -376,7 +385,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     ) -> Step:
         registers = 0
         every = n == c * parts and beside.extent % r == 0
-        if many > 1 or (prod_kind and r > 1) or ordered:
+        if many > 1 or (prod_kind and (r > 1 or "s" in modes)) or ordered:
             registers = all_registers(warps)
         elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
             if desc.op in _FEW_REGISTERS and plain:  # two programs of the longest rows at a time
@@ -435,13 +444,16 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     r = min(_up(beside.extent), width) if columns else 1
     room, warps = table.joined_of(desc.op, desc.element, columns)
     room //= many
-    if not {*modes} <= {"c" if columns else "t", "r", "n"}:  # a pointer for each element
+    together = {"c" if columns else "t", "r", "n"}
+    if not {*modes} <= together or (columns and alignment < 16):  # a pointer for each element
         room = min(room, table.strided_tile // full // many)
         warps = max(1, room // 512)
     each = max(1, room // warps)
     c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
+        if -(-n // c) <= table.group < -(-2 * n // c):
+            break
         c //= 2
     if c * r == room and table.group < -(-n // c) <= 2 * table.group:
         c *= 2
@@ -449,8 +461,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     warps = max(1, min(32, c * r // each))
     states = Pointer(WORKSPACE, "fp64")
     size = 8 * slots * tiles * parts * r
-    together = parts <= table.group and not twice
-    if together:
+    few = parts <= table.group and not twice
+    if few:
         apart = [
             step("partial", r, c, warps, parts, parts, states),
             step("apply", r, c, warps, parts, parts, states),
@@ -492,7 +504,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
             variant="cluster",
             why=f"{pieces}, kept in registers by the programs of a cluster: one read",
         )
-    waits = table.waits and together and tiles * parts < _TURNS
+    waits = table.waits and few and tiles * parts < _TURNS
     joined = step("joined", r, c, warps, parts, parts, states, Pointer(COUNTERS, "i32"))
     return Program(
         steps=(joined,) if waits else tuple(apart),
@@ -1093,5 +1105,5 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
     room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
     step = min(room, table.strided_tile // 2) // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
-    states = 2 * rows * -(-n // max(2, step)) + 4 * table.fill * wide
+    states = 2 * rows * max(2, -(-n // max(2, step))) + 4 * table.fill * wide
     return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,6 @@ from ...errors import InvalidProblem, KernelFailure
 __all__ = [
     "Streams",
     "allocate",
-    "own_counters",
     "stream_counters",
     "streams_of",
     "workspace_memory",
@@ -33,7 +33,7 @@ class Streams:
         self,
         device: int,
         current: Callable[[], int],
-        memory: Sequence[Any] = (),
+        memory: Any = None,
         known: set[int] | None = None,
     ) -> None:
         self._device = device
@@ -55,7 +55,7 @@ class Streams:
             self._meet(handle)
         return handle
 
-    def owning(self, memory: Sequence[Any], stream: int) -> Streams:
+    def owning(self, memory: Any, stream: int) -> Streams:
         """The same, for a launch that owns memory allocated on a stream."""
         return Streams(self._device, self._current, memory, {stream})
 
@@ -64,8 +64,7 @@ class Streams:
         assert self._known is not None
         import torch
 
-        for memory in self._memory:
-            memory.record_stream(_external(torch, handle, self._device))
+        self._memory.record_stream(_external(torch, handle, self._device))
         self._known.add(handle)
 
 
@@ -127,8 +126,8 @@ def allocate(size: int, device: int, stream: int) -> Any:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
 
 
-def own_counters(device: int, stream: int, count: int) -> Any:
-    """Counters, all 0, for launches of which one at a time runs."""
+def _zeros(device: int, stream: int, count: int) -> Any:
+    """So many 32-bit counters, all 0."""
     import torch
 
     made = allocate(4 * count, device, stream)
@@ -139,21 +138,30 @@ def own_counters(device: int, stream: int, count: int) -> Any:
 
 
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
+# So many streams of a device may run programs that wait for each other: those of one launch fill at
+# most half the places there are (`Table.group`), so that two launches never keep each other out.
+_SEATS = 2
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.
 _counters: dict[tuple[int, int], list[Any]] = {}
+_seating = threading.Lock()
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
-    """The address of a stream's counters; 0 where it has none. While it is being captured: a graph
-    may run on other streams, at the same time as this one. And the handle that names another stream
-    in each thread."""
+    """The address of a stream's counters, all 0 between launches; 0 where it has none.
+
+    A stream that is being captured has none: its graph may run beside any number of others. Nor
+    has the handle that names another stream in each thread.
+    """
     if stream == _PER_THREAD or capturing(stream):
         return 0
     found = _counters.get((device, stream))
     if found is None or found[-1].numel() < 4 * count:
-        made = own_counters(device, stream, max(1024, 1 << (count - 1).bit_length()))
-        found = _counters.setdefault((device, stream), [])
-        found.append(made)
+        with _seating:
+            if found is None and sum(one == device for one, _ in _counters) >= _SEATS:
+                return 0
+            made = _zeros(device, stream, max(1024, 1 << (count - 1).bit_length()))
+            found = _counters.setdefault((device, stream), [])
+            found.append(made)
     return int(found[-1].data_ptr())
 
 
