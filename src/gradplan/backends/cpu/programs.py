@@ -39,8 +39,11 @@ Strides = Mapping[str, tuple[int, ...]]
 # Below this many elements a problem runs on the caller's thread alone: waking another costs
 # some 3 µs, and 16 Ki elements take about 5.
 _ALONE_ELEMENTS = 1 << 14
-# A launch is handed out in pieces of about this many elements.
+# A launch is handed out in pieces of this many elements at least; where there are enough for eight
+# a thread, of up to eight times as many, which keep a core longer in its own part of memory
+# (softmax bf16 of 2048 × 2048, two cores: 0.44 ms in place of 0.51).
 _GRAIN_ELEMENTS = 1 << 15
+_GRAINS_A_THREAD, _LARGEST_GRAIN = 8, 1 << 18
 # Long rows are cut into chunks of this many elements when rows alone cannot feed the cores.
 _CHUNK_ELEMENTS = 1 << 16
 _ENOUGH_UNITS = 32
@@ -186,7 +189,9 @@ def _launch(phase: int, units: int, elements: int) -> tuple[int, int, int]:
     """A launch of so many units that visit so many elements in all."""
     if elements <= _ALONE_ELEMENTS:
         return phase, units, units
-    return phase, units, max(1, units * _GRAIN_ELEMENTS // elements)
+    fair = elements // (_GRAINS_A_THREAD * max_threads())
+    grain = max(_GRAIN_ELEMENTS, min(fair, _LARGEST_GRAIN))
+    return phase, units, max(1, units * grain // elements)
 
 
 def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
