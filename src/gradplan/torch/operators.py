@@ -157,9 +157,13 @@ class Operator:
             or args[0]._is_zerotensor()  # without memory
         ):
             return self.op(*args)
-        # `enable` may be active here, and has no business with the steps of a gradient.
+        if args[0].is_neg():
+            args = (args[0].resolve_neg(), *args[1:])
+        if not torch._C._len_torch_function_stack():
+            return self.run(*args)
+        # `enable` is active, and has no business with the steps of a gradient.
         with torch._C.DisableTorchFunction():
-            return self.run(args[0].resolve_neg(), *args[1:])
+            return self.run(*args)
 
     def remember(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what a second-order gradient needs."""
