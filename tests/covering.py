@@ -211,6 +211,7 @@ def options(spec, element):
 # What the thresholds of a real GPU need to meet every variant, by size: shapes and axes, one line
 # a reason.
 LARGE = [
+    ((40, 1000, 32), (1,)),  # columns in a cluster
     ((5000,), (0,)),  # one flat run
     ((530, 300), (1,)),  # many short rows to a program
     ((7, 3000), (1,)),  # a row in registers
