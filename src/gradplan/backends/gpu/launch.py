@@ -64,7 +64,8 @@ class Step:
     alignment: int = 1
     """A power of two, in elements, that divides every stride and extent it is claimed for."""
     aligned: tuple[str, ...] = ()
-    """The integer arguments that it divides; "name:1" is a tuple but for its first number."""
+    """The integer arguments that it divides; "name:0" is the first of a tuple, "name:1" are
+    the others."""
     cluster: int = 1
     """So many programs in a row run at the same time."""
     registers: int = 0
@@ -161,9 +162,10 @@ def _signature(step: Step, pointer_bytes: int) -> tuple[dict[str, Any], dict[str
                 attributes[position,] = divides
         elif isinstance(value, tuple):
             signature[name] = ("i64",) * len(value)
-            if step.alignment > 1 and (name in step.aligned or f"{name}:1" in step.aligned):
-                for k in range(name not in step.aligned, len(value)):
-                    attributes[position, k] = divides
+            if step.alignment > 1:
+                for k in range(len(value)):
+                    if name in step.aligned or f"{name}:{min(k, 1)}" in step.aligned:
+                        attributes[position, k] = divides
         else:
             signature[name] = "fp64"
     for name, value in step.constants:

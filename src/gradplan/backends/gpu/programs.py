@@ -234,9 +234,8 @@ class _Geometry:
             names.append("n")
             common = gcd(common, n)
         if "c" in modes:
-            names.append("row_dims")
-            for dim in self.rows.dims:
-                common = gcd(common, dim.extent)
+            names.append("row_dims:0")
+            common = gcd(common, self.rows.dims[0].extent)
         for k, name in enumerate(self.names):
             if modes[k] == "t":
                 names.append(f"row_{name}")
@@ -247,7 +246,7 @@ class _Geometry:
                 for dim in self.axis.dims:
                     common = gcd(common, dim.strides[k])
                 if len(self.rows.dims) > 1:
-                    names.append(f"row_{name}:1")  # all but the first, which is 1
+                    names.append(f"row_{name}:1")  # the first is 1
                     for dim in self.rows.dims[1:]:
                         common = gcd(common, dim.strides[k])
         if not names:
@@ -803,7 +802,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
                 aligned=tuple(
                     name
                     for name in aligned
-                    if name in ("n", "row_dims", "row_x", "row_x:1", "axis_x")
+                    if name in ("n", "row_dims:0", "row_x", "row_x:1", "axis_x")
                 ),
             )
         )
