@@ -233,9 +233,15 @@ class Plan:
         streams = self._streams_of(views)
         handle = 0 if streams is None else streams.current()
         address, keep = self._workspace(program.workspace_bytes, workspace, views, handle)
-        launch = program.bind(views, address)
-        if streams is not None and keep is not None and workspace is None:
-            streams = streams.owning(keep, handle)
+        if streams is None:
+            launch = program.bind(views, address)
+        else:
+            gpu: Any = program
+            launch = gpu.bind(views, address, handle)
+            own = (keep if workspace is None else None, getattr(launch, "owned", None))
+            owned = [memory for memory in own if memory is not None]
+            if owned:
+                streams = streams.owning(owned, handle)
         return BoundLaunch(self, program, launch, (set(views), views, args, keep), streams)
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:

@@ -131,8 +131,8 @@ _LONG_ROWS = (
     *_probes("log_softmax", (1024, 131072), elements="f32"),
 )
 _FEW_ROWS = (
-    *_probes("softmax", (4, 1 << 17)),
-    *_probes("softmax", (16, 1 << 17), elements="bf16"),
+    *_probes("softmax", (16, 1 << 16)),
+    *_probes("softmax", (32, 1 << 16)),
     *_probes("cumsum", (64, 1 << 20)),
 )
 _CUT_TWICE = _probes("softmax", (16, 1 << 22))  # into more parts than wait for each other
@@ -167,6 +167,9 @@ FIELDS: dict[str, Ask | str] = {
         _probes("softmax", (4096, 16384), elements="bf16"),
         _probes("softmax", (1024, 32768), elements="bf16"),
         values=_up_to_four_times,
+    ),
+    "column_factor": _on(
+        _probes("var", (64, 2048, 512), 1, "f32"), _probes("var", (64, 1024, 512), 1, "f32")
     ),
     "column_bytes": _on(_probes("softmax", (16, 1 << 22), 0), _probes("cumsum", (64, 1 << 20), 0)),
     "joined_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),

@@ -369,14 +369,15 @@ class _Call:
 class Bound:
     """Launches whose addresses are known."""
 
-    __slots__ = ("_calls", "_device")
+    __slots__ = ("_calls", "device", "owned")
 
     def __init__(self, calls: list[_Call], device: int) -> None:
         self._calls = calls
-        self._device = device
+        self.device = device
+        self.owned: Any = None
 
     def __call__(self, stream: int) -> None:
-        _launch(self._calls, self._device, stream)
+        _launch(self._calls, self.device, stream)
 
     def point(self, operand: str, address: int) -> None:
         """Another address for an operand, as well aligned as the one before."""

@@ -33,6 +33,7 @@ from .launch import (
     COUNTERS,
     WORKSPACE,
     Argument,
+    Bound,
     Int,
     Interpreter,
     Launcher,
@@ -40,7 +41,7 @@ from .launch import (
     Step,
     all_registers,
 )
-from .streams import stream_counters
+from .streams import own_counters, stream_counters
 from .table import Table, table_of
 
 __all__ = ["Program", "prepare", "workspace_bound"]
@@ -76,29 +77,21 @@ class Program:
     """Steps with the same result whose programs do not wait for each other."""
     apart_runner: Launcher | None = None
 
-    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
-        """A launch on a stream, for these very arrays, with the workspace at this address."""
+    def bind(
+        self, views: Mapping[str, View], workspace: int, stream: int = 0
+    ) -> Callable[..., None]:
+        """A launch on a stream, for these very arrays, with the workspace at this address.
+
+        What it allocates, ordered with `stream`, is its attribute `owned`.
+        """
         if self.runner is None:
             return _nothing
         bound = self.runner.bind(views, workspace)
-        if self.apart_runner is None:
-            return bound
-        return self._either(bound, self.apart_runner.bind(views, workspace))
-
-    def _either(self, bound: Any, apart: Callable[[int], None]) -> Callable[[int], None]:
-        """Programs that wait where the stream has counters for them, else programs that do not."""
-        assert isinstance(self.runner, Launcher)
-        device, count = self.runner.device, self.counters
-
-        def run(stream: int) -> None:
-            found = stream_counters(device, stream, count)
-            if found:
-                bound.point(COUNTERS, found)
-                bound(stream)
-            else:
-                apart(stream)
-
-        return run
+        if self.counters and isinstance(bound, Bound):
+            # Its own: it may be captured, and the graph run on any stream.
+            bound.owned = own_counters(bound.device, stream, self.counters)
+            bound.point(COUNTERS, bound.owned.data_ptr())
+        return bound
 
     def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
         """Launch once."""
@@ -333,7 +326,9 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     size = 2 if desc.element is ElementKind.F64 else 1
     full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
     # Products keep more beside their rows, and so do rows side by side.
-    words = full * size * (4 if columns else 2 if desc.op == ReduceKind.PROD else 1)
+    words = (
+        full * size * (table.column_factor if columns else 2 if desc.op == ReduceKind.PROD else 1)
+    )
     length = _up(n)
     beside_tiles = row_count // beside.extent
     least = 1

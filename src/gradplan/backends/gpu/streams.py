@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...errors import InvalidProblem, KernelFailure
 __all__ = [
     "Streams",
     "allocate",
+    "own_counters",
     "stream_counters",
     "streams_of",
     "workspace_memory",
@@ -33,7 +34,7 @@ class Streams:
         self,
         device: int,
         current: Callable[[], int],
-        memory: Any = None,
+        memory: Sequence[Any] = (),
         known: set[int] | None = None,
     ) -> None:
         self._device = device
@@ -55,7 +56,7 @@ class Streams:
             self._meet(handle)
         return handle
 
-    def owning(self, memory: Any, stream: int) -> Streams:
+    def owning(self, memory: Sequence[Any], stream: int) -> Streams:
         """The same, for a launch that owns memory allocated on a stream."""
         return Streams(self._device, self._current, memory, {stream})
 
@@ -64,7 +65,8 @@ class Streams:
         assert self._known is not None
         import torch
 
-        self._memory.record_stream(_external(torch, handle, self._device))
+        for memory in self._memory:
+            memory.record_stream(_external(torch, handle, self._device))
         self._known.add(handle)
 
 
@@ -126,8 +128,8 @@ def allocate(size: int, device: int, stream: int) -> Any:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
 
 
-def _zeros(device: int, stream: int, count: int) -> Any:
-    """So many 32-bit counters, all 0."""
+def own_counters(device: int, stream: int, count: int) -> Any:
+    """So many 32-bit counters, all 0, for launches of which one at a time runs."""
     import torch
 
     made = allocate(4 * count, device, stream)
@@ -138,9 +140,10 @@ def _zeros(device: int, stream: int, count: int) -> Any:
 
 
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
-# So many streams of a device may run programs that wait for each other: those of one launch fill at
-# most half the places there are (`Table.group`), so that two launches never keep each other out.
-_SEATS = 2
+# So many streams of a device may run programs that wait for each other. There are places for twice
+# as many programs as a device has multiprocessors, and a row has at most a quarter of that number
+# (`Table.group`): eight launches that each lack one program still leave room for it.
+_SEATS = 8
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.
 _counters: dict[tuple[int, int], list[Any]] = {}
 _seating = threading.Lock()
@@ -149,8 +152,8 @@ _seating = threading.Lock()
 def stream_counters(device: int, stream: int, count: int) -> int:
     """The address of a stream's counters, all 0 between launches; 0 where it has none.
 
-    A stream that is being captured has none: its graph may run beside any number of others. Nor
-    has the handle that names another stream in each thread.
+    A stream that is being captured has none: its graph may run beside this stream. Nor has the
+    handle that names another stream in each thread.
     """
     if stream == _PER_THREAD or capturing(stream):
         return 0
@@ -159,7 +162,7 @@ def stream_counters(device: int, stream: int, count: int) -> int:
         with _seating:
             if found is None and sum(one == device for one, _ in _counters) >= _SEATS:
                 return 0
-            made = _zeros(device, stream, max(1024, 1 << (count - 1).bit_length()))
+            made = own_counters(device, stream, max(1024, 1 << (count - 1).bit_length()))
             found = _counters.setdefault((device, stream), [])
             found.append(made)
     return int(found[-1].data_ptr())

@@ -33,6 +33,8 @@ class Table:
     """What a program may keep of its rows, in 32-bit registers, all operands together."""
     packed: int
     """Rows of halves from here on count half."""
+    column_factor: int
+    """Neighbouring rows count so many times."""
     column_bytes: int
     """Neighbouring rows that stay in registers are taken together up to this many bytes."""
     joined_rows: Lines
@@ -51,8 +53,8 @@ class Table:
     cluster: int
     """The most programs of a cluster, 0 where the architecture has none."""
     group: int
-    """The most programs that wait for each other; never more than the multiprocessors, each of
-    which holds two or more."""
+    """The most programs that wait for each other; never more than a quarter of the
+    multiprocessors, each of which holds two or more: see `streams`."""
     waits: bool
     """Whether programs can wait for each other at all."""
     scan_tile: int
@@ -122,6 +124,7 @@ _SM_90 = Table(
     row_tile=1024,
     resident_words=32768,
     packed=16384,
+    column_factor=4,
     column_bytes=128,
     joined_rows=(
         ("softmax", 8192, 4, 8192, 4),
@@ -133,11 +136,11 @@ _SM_90 = Table(
         ("", 16384, 4, 16384, 4),
     ),
     joined_columns=(
-        ("softmax", 8192, 4, 4096, 4),
+        ("softmax", 8192, 4, 8192, 8),
         ("log_softmax", 16384, 4, 8192, 4),
         ("prod", 16384, 4, 8192, 4),
-        ("max", 16384, 4, 4096, 4),
-        ("min", 16384, 4, 4096, 4),
+        ("max", 16384, 4, 8192, 8),
+        ("min", 16384, 4, 8192, 8),
         ("", 16384, 4, 8192, 4),
     ),
     joined_width=32,
@@ -145,7 +148,7 @@ _SM_90 = Table(
     split_width=64,
     joined_registers=64,
     cluster=8,
-    group=128,
+    group=32,
     waits=True,
     scan_tile=1024,
     scan_resident=4096,
@@ -182,6 +185,7 @@ _INTERPRETER = Table(
     row_tile=64,
     resident_words=128,
     packed=1 << 30,
+    column_factor=1,
     column_bytes=16,
     joined_rows=(("", 128, 4, 64, 4),),
     joined_columns=(("", 128, 4, 64, 4),),
@@ -229,9 +233,7 @@ def table_of(arch: str, processors: int | None = None) -> Table:
     table = _TABLES.get(arch, _SM_90)
     if processors is None or processors == _PROCESSORS:
         return table
-    return replace(
-        table, fill=2 * processors, group=min(table.group, 1 << (processors.bit_length() - 1))
-    )
+    return replace(table, fill=2 * processors, group=max(2, min(table.group, processors // 4)))
 
 
 @contextmanager
