@@ -359,7 +359,7 @@ class Softmax:
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16"}
 WAITING = {
     "small": lambda seed: Softmax((4, 1 << 17), seed=seed),
-    "large": lambda seed: Softmax((64, 1 << 20), seed=seed),
+    "large": lambda seed: Softmax((1024, 1 << 17), seed=seed),
     "columns": lambda seed: Softmax((8192, 4096), axis=0, seed=seed),
 }
 
@@ -492,7 +492,7 @@ def test_programs_that_wait_in_place(name):
 @gpu
 def test_launches_of_any_size_share_the_counters_of_a_stream():
     """What one leaves in them is right for the next, whatever its rows and parts."""
-    shapes = [(4, 1 << 17), (300, 150_000), (2, 120_000), (64, 1 << 20), (1, 100_000)]
+    shapes = [(4, 1 << 17), (300, 150_000), (2, 120_000), (1024, 1 << 17), (1, 100_000)]
     some = [Softmax(shape, element="bf16", seed=k) for k, shape in enumerate(shapes)]
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -386,7 +386,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 registers = 32
         elif every and set(modes) <= {"c", "r", "n"} and (desc.element, desc.op) in _TIGHT:
             registers = table.joined_registers
-        if phase == "joined":  # two programs a multiprocessor: see `Table.group`
+        if phase == "joined" and warps > 4:  # two programs a multiprocessor: see `Table.group`
             registers = min(registers or 255, all_registers(2 * warps))
         return Step(
             kernel="rows.row_tiles",
