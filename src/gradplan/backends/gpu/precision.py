@@ -1,8 +1,9 @@
 """What the GPU kernels promise, from the operations they do.
 
 u is the element's unit roundoff (one rounding at the store), w = 2⁻²⁴ that of f32, v = 2⁻⁵³ that
-of f64. Row sums, carries between tiles, products and segment sums are f64 for every element; maps
-and the scan of a tile are f32 for all but f64.
+of f64. Row sums, carries between tiles, products and segment sums are f64 for every element, but
+that up to eight halves are summed in f32 first; maps and the scan of a tile are f32 for all but
+f64.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _MAP_LOSS: dict[Any, float] = {
     ReduceKind.VAR: 5.0,
     ReduceKind.STD: 5.0,
 }
+# Kinds whose row state is a sum.
+_SUMMED = (SoftmaxKind.SOFTMAX, SoftmaxKind.LOG_SOFTMAX, ReduceKind.VAR, ReduceKind.STD)
 # The longest chain of additions in a tile's scan: in a thread, across a warp, across warps.
 _SCAN_CHAIN = 64 + 5 + 32
 
@@ -62,8 +65,10 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
             loss = 1.0 * _W
         elif desc.category is not OpCategory.EMBEDDING:
             loss += _MAP_LOSS[desc.op] * _W
-            if half:  # the hardware's exp and quotient
+            if half:  # the hardware's exp and quotient, and seven additions
                 loss += 100 * _W
+                if desc.op in _SUMMED:
+                    accumulator = ElementKind.F32
     math = MathPrecision.F32 if narrow and desc.category is not OpCategory.EMBEDDING else None
     if desc.category is OpCategory.SCAN and accumulator is ElementKind.F64:
         math = None

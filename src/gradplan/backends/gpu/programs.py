@@ -509,7 +509,8 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         reads=unread if waits else {**dict.fromkeys(("dy", "x", "y"), 2), **unread},
         layout=layout,
         variant="joined" if waits else "split",
-        why=f"{pieces}, whose programs wait for each other with their tiles in registers: one read"
+        why=f"{pieces}, whose programs wait for each other with their tiles in registers: one "
+        "read; plan.run reads twice while its stream is captured, and on a ninth stream"
         if waits
         else f"{pieces}, whose states are joined in order: two reads",
     )

@@ -140,8 +140,8 @@ def own_counters(device: int, stream: int, count: int) -> Any:
 
 
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
-# So many streams of a device may run programs that wait for each other. There are places for twice
-# as many programs as a device has multiprocessors, and a row has at most a quarter of that number
+# So many streams of a device may run programs that wait for each other. A multiprocessor has places
+# for two of them, and those of one row are at most a quarter of the multiprocessors
 # (`Table.group`): eight launches that each lack one program still leave room for it.
 _SEATS = 8
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.

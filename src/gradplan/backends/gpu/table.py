@@ -44,10 +44,10 @@ class Table:
     """The same where neighbouring rows are cut together ..."""
     joined_width: int
     """... so many of them ..."""
-    strided_tile: int
-    """The elements of a part, all operands together, that does not lie in runs."""
     split_width: int
     """... or so many, in log-softmax, which is read twice."""
+    strided_tile: int
+    """The elements of a part, all operands together, that does not lie in runs."""
     joined_registers: int
     """The most registers a thread of theirs for max and min of f32; 0: as it comes."""
     cluster: int
@@ -233,7 +233,7 @@ def table_of(arch: str, processors: int | None = None) -> Table:
     table = _TABLES.get(arch, _SM_90)
     if processors is None or processors == _PROCESSORS:
         return table
-    return replace(table, fill=2 * processors, group=max(2, min(table.group, processors // 4)))
+    return replace(table, fill=2 * processors, group=min(table.group, processors // 4))
 
 
 @contextmanager
