@@ -66,7 +66,7 @@ CUT_OFTEN += [((n, 3), (0,)) for n in (70, 140, 270)]
 MANY_AXES = [((3, 5, 9), (0, 2)), ((3, 5, 9), (1, 2)), ((4, 6, 5), (0, 1, 2))]
 MANY_AXES_CUT_OFTEN = [((5, 2, n), (0, 2)) for n in (14, 28, 54)]
 TABLES = [  # (indices, dim, rows)
-    ((70, 70, 9), ()),  # two slices of columns; rows named more often than a stretch is long
+    ((70, 70, 9), ()),  # several slices of columns; rows named more often than a chunk is long
     ((9, 3, 40), ()),  # more rows than indices
     ((40, 16, 5), ()),  # aligned throughout
     ((0, 5, 7), ()),  # nothing to add
@@ -242,10 +242,10 @@ LARGE_MANY_AXES = [
     ((64, 9, 48), (0, 2)),  # products of f64 in a cluster
 ]
 LARGE_TABLES = [  # (indices, dim, rows)
-    ((50, 96, 300), ()),  # fewer indices than a stretch
-    ((3000, 33, 100), ()),  # rows of several stretches
-    ((9000, 40, 70), ()),  # stretches of stretches
-    ((300, 1100, 70), ()),  # two slices of columns
+    ((50, 96, 300), ()),  # fewer indices than a chunk
+    ((3000, 33, 100), ()),  # rows of several chunks
+    ((9000, 40, 70), ()),  # chunks of chunks
+    ((300, 2100, 70), ()),  # two slices of columns
     ((0, 64, 10), ()),  # nothing to add
 ]
 # Few long rows and long strided axes, whatever the variant: two of them for each kind and element,

@@ -76,9 +76,10 @@ def test_the_whole_grid(spec, element, layout, complete):
 
 def test_every_kernel_is_met():
     """What `programs` may launch, these tests launch."""
-    from gradplan.backends.gpu import programs
+    from gradplan.backends.gpu import programs, segments
 
-    named = set(re.findall(r'kernel="([a-z_.]+)"', inspect.getsource(programs)))
+    sources = inspect.getsource(programs) + inspect.getsource(segments)
+    named = set(re.findall(r'kernel="([a-z_.]+)"', sources))
     met = set()
     for spec in SPECS:
         if spec.kind in ("softmax", "lerp", "cummax", "log_cumsum_exp", "embedding"):

@@ -202,6 +202,7 @@ FIELDS: dict[str, Ask | str] = {
     "scan_column_bytes": _on(_SCAN_COLUMNS),
     "scan_column_step": _on(_SCAN_COLUMNS),
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
+    "scan_chunk": _on(_probes("cumsum", (512, 512), 0), _probes("cumprod", (512, 512), 0)),
     "lines": _by_kind(
         "cummax", [((8192, 8192), 1), ((64, 1 << 20), 1), ((1 << 20, 64), 1)], 32, 1024
     ),
@@ -213,14 +214,15 @@ FIELDS: dict[str, Ask | str] = {
     "sort_block": _on(_SMALL),
     "sort_bits": _on(_LARGE, _SMALL, values=lambda now: sorted({4, 6, 8, now})),
     "sum_block": _on(_SMALL),
-    "stretch": _on(_LARGE, _SMALL, _SAME),
+    "chunk": _on(_LARGE, _SMALL, _SAME),
+    "chunk_more": _on(_SAME),
+    "chunk_bytes": _on(_LARGE, _SMALL, _SAME),
     "together": _on(_LARGE, _SMALL, _SAME),
-    "table_rows": _on(_LARGE, _SMALL),
-    "table_columns": _on(_LARGE, _SMALL),
-    "table_warps": _on(_LARGE, _SMALL),
-    "stretch_columns": _on(_SMALL, _SAME),
+    "clear_rows": _on(_LARGE, _SMALL),
+    "clear_columns": _on(_LARGE, _SMALL),
     "join": _on(_probes("cumsum", (64, 1 << 20)), _CUT_TWICE, _probes("softmax", (8192, 8192), 0)),
     "join_lanes": _on(_probes("cumsum", (1 << 20, 64), 0), _probes("cumprod", (1 << 20, 64), 0)),
+    "paired": "what the architecture has",
     "roomy": _on(
         _probes("cumprod", (8192, 8192)), _probes("log_cumsum_exp", (8192, 8192)), values=_either
     ),

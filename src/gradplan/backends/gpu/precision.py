@@ -2,8 +2,8 @@
 
 u is the element's unit roundoff (one rounding at the store), w = 2⁻²⁴ that of f32, v = 2⁻⁵³ that
 of f64. Row sums, carries between tiles, products and segment sums are f64 for every element, but
-that up to eight halves are summed in f32 first; maps and the scan of a tile are f32 for all but
-f64.
+that up to eight halves of a row, and a chunk of an embedding's, are summed in f32 first; maps and
+the scan of a tile are f32 for all but f64.
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
     elif narrow:
         if desc.category is OpCategory.BINARY_ELEMENTWISE:
             loss = 1.0 * _W
-        elif desc.category is not OpCategory.EMBEDDING:
+        elif desc.category is OpCategory.EMBEDDING:
+            if half:
+                loss += min(desc.num_indices, table_of(arch).chunk) * _W
+                accumulator = ElementKind.F32
+        else:
             loss += _MAP_LOSS[desc.op] * _W
             if half:  # the hardware's exp and quotient, and seven additions
                 loss += 100 * _W

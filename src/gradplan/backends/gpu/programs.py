@@ -5,7 +5,7 @@ The variant follows from shape, strides, element and architecture, never from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
@@ -16,7 +16,6 @@ from ...descriptors import (
     ReduceBackwardDescriptor,
     ScanBackwardDescriptor,
 )
-from ...errors import Unsupported
 from ...geometry import Dim, Nest, c_strides, nest
 from ...kinds import (
     BinaryKind,
@@ -28,12 +27,11 @@ from ...kinds import (
     TieRule,
 )
 from ...registry import Engine
-from ...views import View
+from . import segments
 from .launch import (
     COUNTERS,
     WORKSPACE,
     Argument,
-    Bound,
     Int,
     Interpreter,
     Launcher,
@@ -41,87 +39,15 @@ from .launch import (
     Step,
     all_registers,
 )
-from .streams import own_counters, stream_counters
+from .program import EMPTY, TYPES, Program, Strides, down, integer, up
 from .table import Table, table_of
 
 __all__ = ["Program", "prepare", "workspace_bound"]
 
-Strides = Mapping[str, tuple[int, ...]]
-
-_TYPES = {
-    ElementKind.F32: "fp32",
-    ElementKind.F16: "fp16",
-    ElementKind.BF16: "bf16",
-    ElementKind.F64: "fp64",
-}
 _HALVES = (ElementKind.F16, ElementKind.BF16)
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _TIGHT = ((ElementKind.F32, ReduceKind.MAX), (ElementKind.F32, ReduceKind.MIN))
 _FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
-
-
-@dataclass(frozen=True)
-class Program:
-    """What a bound problem launches."""
-
-    steps: tuple[Step, ...]
-    runner: Launcher | Interpreter | None
-    workspace_bytes: int
-    reads: Mapping[str, int]
-    layout: str
-    variant: str
-    why: str
-    counters: int = 0
-    """Counters that the programs of a launch meet at: 32 bits each, no part of the workspace."""
-    apart: tuple[Step, ...] = ()
-    """Steps with the same result whose programs do not wait for each other."""
-    apart_runner: Launcher | None = None
-
-    def bind(
-        self, views: Mapping[str, View], workspace: int, stream: int = 0
-    ) -> Callable[..., None]:
-        """A launch on a stream, for these very arrays, with the workspace at this address.
-
-        What it allocates, ordered with `stream`, is its attribute `owned`.
-        """
-        if self.runner is None:
-            return _nothing
-        bound = self.runner.bind(views, workspace)
-        if self.counters and isinstance(bound, Bound):
-            # Its own: it may be captured, and the graph run on any stream.
-            bound.owned = own_counters(bound.device, stream, self.counters)
-            bound.point(COUNTERS, bound.owned.data_ptr())
-        return bound
-
-    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
-        """Launch once."""
-        if self.runner is None:
-            return
-        if self.apart_runner is None:
-            self.runner.run(views, workspace, stream)
-            return
-        assert isinstance(self.runner, Launcher)
-        found = stream_counters(self.runner.device, stream, self.counters)
-        if found:
-            self.runner.run(views, workspace, stream, found)
-            self.apart_runner.load_like(self.runner)
-        else:
-            self.apart_runner.run(views, workspace, stream)
-
-
-def _nothing(stream: int = 0) -> None:
-    """What an empty problem launches."""
-
-
-_EMPTY = Program(
-    steps=(),
-    runner=None,
-    workspace_bytes=0,
-    reads={},
-    layout="empty",
-    variant="none",
-    why="there are no elements",
-)
 
 
 def prepare(
@@ -140,28 +66,13 @@ def prepare(
     elif engine is Engine.RECURRENCE:
         made = _recurrence(desc, strides, table)
     else:
-        made = _segments(desc, strides, index_shape or (desc.num_indices,), table)
+        made = segments.program(desc, strides, index_shape or (desc.num_indices,), table)
     if not made.steps:
         return made
     if device is None:
         return replace(made, runner=Interpreter(made.steps))
     apart = Launcher(made.apart, device) if made.apart else None
     return replace(made, runner=Launcher(made.steps, device), apart_runner=apart)
-
-
-def _up(n: int) -> int:
-    """The next power of two."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _down(n: int) -> int:
-    """The power of two below or at n."""
-    return 1 << (max(n, 1).bit_length() - 1)
-
-
-def _integer(value: int) -> Int:
-    """An extent: 32 bits where they hold it with room for a tile beyond."""
-    return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
 
 
 def _warps(elements: int, operands: int, packed: int, half: bool, table: Table) -> int:
@@ -171,7 +82,7 @@ def _warps(elements: int, operands: int, packed: int, half: bool, table: Table) 
         each *= 2
     if operands > 1 and elements <= table.row_tile:
         each //= 2
-    return max(1, min(32, _down(elements * operands // (32 * each))))
+    return max(1, min(32, down(elements * operands // (32 * each))))
 
 
 @dataclass(frozen=True)
@@ -260,7 +171,7 @@ def _geometry(
         given=tuple(source in strides for source in sources),
         rows=rows,
         axis=axis,
-        type=_TYPES[desc.element],
+        type=TYPES[desc.element],
         item=desc.element.size_bytes,
     )
 
@@ -295,7 +206,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     reduced = desc.category is OpCategory.REDUCTION
     outputs = [op.name for op in desc.operands if op.output and op.name in strides]
     if 0 in shape or not outputs:
-        return _EMPTY
+        return EMPTY
     unread: dict[str, int] = {}
     if desc.op == ReduceKind.PROD:  # the product is taken anew, in f64
         unread = {"y": 0}
@@ -329,11 +240,11 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     words = (
         full * size * (table.column_factor if columns else 2 if desc.op == ReduceKind.PROD else 1)
     )
-    length = _up(n)
+    length = up(n)
     beside_tiles = row_count // beside.extent
     least = 1
     if columns:
-        least = min(_up(beside.extent), max(1, 32 // desc.element.size_bytes))
+        least = min(up(beside.extent), max(1, 32 // desc.element.size_bytes))
     # Long rows of halves wait in registers two by two.
     half = desc.element in _HALVES
     prod_kind = desc.op == ReduceKind.PROD
@@ -351,7 +262,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         *geometry.arguments(),
         ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
         ("order_base", Int(along.offsets[4])),
-        ("n", _integer(n)),
+        ("n", integer(n)),
         ("p", p),
         ("q", q),
     ]
@@ -361,6 +272,16 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         ("ELEMENT", desc.element.value),
         *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
     ]
+    # What is compared two at a time lies in runs, read and written alike.
+    paired = (
+        desc.element in table.paired
+        and desc.op in (ReduceKind.MAX, ReduceKind.MIN)
+        and ties is TieRule.SPLIT
+        and modes[1] == modes[3]
+        and modes[1] in ("t", "c")
+        and {modes[0], modes[2]} == {"r"}
+        and alignment == 16
+    )
     pointers = _pointers(geometry, sources, modes)
     layout = "columns" if columns else "rows"
     if prod_kind:
@@ -407,6 +328,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
                 ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
                 ("K", 1 if phase == "whole" else max(1, min(table.join // r, table.group))),
+                ("PAIRS", paired and every),
                 ("FULL", every),
             ),
             warps=warps,
@@ -420,7 +342,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
         room = max(least, min(table.row_tile, table.resident_words // words) // many // length)
         if columns:
             room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
-        r = min(_up(beside.extent), _down(room))
+        r = min(up(beside.extent), down(room))
         warps = _warps(r * length * many, full, packed if full > 1 else 1, half, table)
         return Program(
             steps=(step("whole", r, length, warps),),
@@ -435,7 +357,7 @@ def _rows(desc: Any, strides: Strides, table: Table) -> Program:
     # The state of log-softmax reads dy alone: two reads of it are cheaper than waiting.
     twice = columns and desc.op == SoftmaxKind.LOG_SOFTMAX
     width = table.split_width if twice else table.joined_width
-    r = min(_up(beside.extent), width) if columns else 1
+    r = min(up(beside.extent), width) if columns else 1
     room, warps = table.joined_of(desc.op, desc.element, columns)
     room //= many
     together = {"c" if columns else "t", "r", "n"}
@@ -526,7 +448,7 @@ def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, w
     run = 16 // element.size_bytes
     places = c // 2 if product else c
     held = run if inner else r * places // (32 * warps * min(r, run))
-    return max(1, min(8 if element in _HALVES else 4, _down(max(1, held)), places))
+    return max(1, min(8 if element in _HALVES else 4, down(max(1, held)), places))
 
 
 def _map(
@@ -547,10 +469,10 @@ def _map(
     n, lines = along.size, across.dims[0].extent
     modes = [geometry.mode(k, output=k >= 3) for k in range(3 + len(outputs))]
     room = table.map_bytes // desc.element.size_bytes
-    c = min(_up(n), room)
+    c = min(up(n), room)
     if "a" in modes and lines > 1:  # what all rows share is read once for several of them
         c = min(c, room // 8)
-    r = min(_up(lines), max(1, room // c))
+    r = min(up(lines), max(1, room // c))
     grid = -(-n // c) * -(-lines // r) * (across.size // lines)
     extreme = desc.op == BinaryKind.LERP and any(
         weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
@@ -568,7 +490,7 @@ def _map(
     step = Step(
         kernel="rows.map_tiles",
         grid=grid,
-        arguments=(*pointers, *arguments, ("n", _integer(n)), ("p", p), ("q", q)),
+        arguments=(*pointers, *arguments, ("n", integer(n)), ("p", p), ("q", q)),
         constants=(
             ("KIND", desc.op.value),
             ("ELEMENT", desc.element.value),
@@ -598,7 +520,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     shape, (axis,) = desc.shape_and_axes
     rank = len(shape)
     if 0 in shape:
-        return _EMPTY
+        return EMPTY
     from_y = "y" in strides
     kind, ties = desc.kind, desc.ties if desc.spec.ties else None
     sources = ("dy", "x", "y", "dx")
@@ -625,7 +547,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     beside = across.dims[0]
     columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
     recomputes = kind is not ScanKind.CUMSUM and not from_y
-    length = _up(n)
+    length = up(n)
     item = desc.element.size_bytes
     size = 2 if desc.element is ElementKind.F64 else 1
     # Recomputing log-cumsum-exp keeps four f64 an element where its fast way is barred.
@@ -634,13 +556,13 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     if columns:
         few = resident or recomputes
         r = (table.column_bytes if few else table.scan_column_bytes) // item
-        r = min(_up(beside.extent), max(1, r))
+        r = min(up(beside.extent), max(1, r))
         step_size = table.scan_column_few if few else table.scan_column_step
         c = length if resident else min(length, max(2, step_size // small))
     else:
         r = 1
         if resident:
-            r = min(_up(beside.extent), max(1, table.scan_tile // small // length))
+            r = min(up(beside.extent), max(1, table.scan_tile // small // length))
         c = length if resident else min(length, table.scan_step // small)
     # Factors rounded one by one add up their errors: long products are f64.
     wide = desc.element is ElementKind.F64 or (kind is ScanKind.CUMPROD and n > table.scan_product)
@@ -660,7 +582,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
     ]
     alignment, aligned = geometry.alignment(n, modes)
     pointers = _pointers(geometry, sources, modes)
-    arguments = [*geometry.arguments(), ("n", _integer(n))]
+    arguments = [*geometry.arguments(), ("n", integer(n))]
     warps = _scan_warps(r * c * small, table)
     if columns and not (resident or recomputes):  # no two threads share a row
         warps = max(1, r * item // 512)
@@ -678,7 +600,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
         tile, each = table.lines_of(kind, desc.element)
         resident = length <= tile
         c = max(2 * v, min(length, tile))
-        r = min(_up(beside.extent), max(1, tile // c)) if resident else 1
+        r = min(up(beside.extent), max(1, tile // c)) if resident else 1
         tiles = -(-beside.extent // r) * (row_count // beside.extent)
         warps = max(1, tile // (32 * each))
     along_tiles = -(-n // c)
@@ -755,7 +677,8 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
         return program([tile_step("whole", along_tiles)], "tiled", why)
     steps_each = 1
     if not recomputes:
-        steps_each = max(1, along_tiles * tiles // (8 * table.fill))
+        # Carries are to be few beside the elements.
+        steps_each = max(table.scan_chunk // c, along_tiles * tiles // (8 * table.fill), 1)
     chunks = -(-along_tiles // steps_each)
     slots = tiles * chunks * r
     carries = Pointer(WORKSPACE, "fp64")
@@ -784,7 +707,7 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
                     ("states", states),
                     *(pair for pair in arguments if pair[0] in ("row_dims", "row_x")),
                     *(pair for pair in arguments if pair[0] in ("axis_dims", "axis_x")),
-                    ("n", _integer(n)),
+                    ("n", integer(n)),
                 ),
                 constants=(
                     ("KIND", kind.value),
@@ -831,245 +754,14 @@ def _recurrence(desc: ScanBackwardDescriptor, strides: Strides, table: Table) ->
 
 
 def _scan_warps(words: int, table: Table) -> int:
-    return max(1, min(16, _down(words // (32 * table.scan_words))))
-
-
-def _segments(
-    desc: EmbeddingBackwardDescriptor, strides: Strides, index_shape: Sequence[int], table: Table
-) -> Program:
-    n, rows, columns = desc.num_indices, desc.num_embeddings, desc.embedding_dim
-    if rows * columns == 0 or (n == 0 and desc.accumulate):
-        return _EMPTY
-    *dout, dout_column = strides["dout"]
-    table_row, table_column = strides["dweight"]
-    unit = columns == 1 or ((n == 0 or dout_column == 1) and table_column == 1)
-    element = _TYPES[desc.element]
-    slices_of = min(_up(columns), table.table_columns)
-    slices = -(-columns // slices_of)
-    t = min(table.table_rows, _up(rows))
-    weight = Pointer("dweight", element)
-    small = (("rows", Int(rows)), ("columns", Int(columns, "i32")))
-    wide = 16 if unit and all(step % 16 == 0 for step in (table_row, *dout, columns)) else 1
-    if n == 0:
-        step = Step(
-            kernel="segments.clear",
-            grid=-(-rows // t) * slices,
-            arguments=(
-                ("table", weight),
-                ("table_row", Int(table_row)),
-                ("table_column", Int(table_column)),
-                *small,
-            ),
-            constants=(("UNIT", unit), ("T", t), ("D", slices_of)),
-            warps=4,
-            alignment=wide,
-            aligned=("table_row", "columns"),
-        )
-        return Program(
-            steps=(step,),
-            runner=None,
-            workspace_bytes=0,
-            reads={},
-            layout="rows" if unit else "strided",
-            variant="zeros",
-            why="there are no indices: the table is zeroed",
-        )
-    shift, key_bits = _sort_bits(desc)
-    places = _workspace_of(desc, table)
-    # Positions run over the indices in C order, whatever their rank: innermost first.
-    dims = tuple(reversed(index_shape))
-    index_steps, dout_steps = tuple(reversed(strides["indices"])), tuple(reversed(dout))
-    indices = Pointer("indices", "i32" if desc.index.value == "i32" else "i64")
-    padding = -1 if desc.padding_idx is None else desc.padding_idx
-    count = _integer(n)
-    blocks = -(-n // table.sort_block)
-    passes = -(-key_bits // table.sort_bits)
-    launches = []
-    words = [Pointer(WORKSPACE, "i64", places["words"]), Pointer(WORKSPACE, "i64", places["spare"])]
-    counts = Pointer(WORKSPACE, "i64", places["counts"])
-    for turn in range(passes):
-        source, target = words[turn % 2], words[(turn + 1) % 2]
-        first = turn == 0
-        numbers: tuple[tuple[str, Argument], ...] = (
-            ("index_dims", dims),
-            ("index_steps", index_steps),
-            ("rows", Int(rows)),
-            ("padding", Int(padding)),
-            ("count", count),
-            ("low", Int(shift + turn * table.sort_bits, "i32")),
-            ("shift", Int(shift, "i32")),
-        )
-        fixed = (("FIRST", first), ("BITS", table.sort_bits), ("BLOCK", table.sort_block))
-        launches.append(
-            Step(
-                kernel="segments.count_digits",
-                grid=blocks,
-                arguments=(("indices", indices), ("words", source), ("counts", counts), *numbers),
-                constants=fixed,
-                warps=8,
-            )
-        )
-        launches.append(
-            Step(
-                kernel="segments.sum_counts",
-                grid=1,
-                arguments=(("counts", counts), ("total", Int(blocks << table.sort_bits, "i32"))),
-                constants=(("BLOCK", table.sum_block),),
-                warps=16 if table.sum_block >= 1024 else 4,
-            )
-        )
-        launches.append(
-            Step(
-                kernel="segments.move_words",
-                grid=blocks,
-                arguments=(
-                    ("indices", indices),
-                    ("words", source),
-                    ("moved", target),
-                    ("counts", counts),
-                    *numbers,
-                ),
-                constants=(*fixed, ("BLOCK_BITS", (table.sort_block - 1).bit_length())),
-                warps=8,
-            )
-        )
-    done = words[passes % 2]
-    starts = Pointer(WORKSPACE, "i64", places["starts"])
-    sums = Pointer(WORKSPACE, "fp64", places["sums"])
-    launches.append(
-        Step(
-            kernel="segments.find_starts",
-            grid=-(-(rows + 1) // 256),
-            arguments=(
-                ("words", done),
-                ("starts", starts),
-                ("rows", Int(rows)),
-                ("count", Int(n)),
-                ("shift", Int(shift, "i32")),
-                ("steps", Int(n.bit_length() + 1, "i32")),
-            ),
-            constants=(("BLOCK", 256),),
-            warps=4,
-        )
-    )
-    gather: tuple[tuple[str, Argument], ...] = (
-        ("index_dims", dims),
-        ("dout_steps", dout_steps),
-        ("dout_column", Int(dout_column)),
-    )
-    lent = Pointer("dout", element)
-    more = Pointer(WORKSPACE, "fp64", places["more"])
-    narrow = min(_up(columns), table.stretch_columns)
-    for level, span in ((1, table.stretch), (2, table.stretch**2)):
-        if n >= span:
-            launches.append(
-                Step(
-                    kernel="segments.sum_stretches",
-                    grid=n // span * -(-columns // narrow),
-                    arguments=(
-                        ("words", done),
-                        ("dout", lent),
-                        ("sums", sums),
-                        ("more", more),
-                        *gather,
-                        ("columns", Int(columns, "i32")),
-                        ("count", Int(n)),
-                        ("shift", Int(shift, "i32")),
-                    ),
-                    constants=(
-                        ("LEVEL", level),
-                        ("UNIT", unit),
-                        ("L", table.stretch),
-                        ("P", table.together),
-                        ("D", narrow),
-                    ),
-                    warps=4,
-                    alignment=wide,
-                    aligned=("dout_steps", "columns"),
-                )
-            )
-    launches.append(
-        Step(
-            kernel="segments.sum_rows",
-            grid=-(-rows // t) * slices,
-            arguments=(
-                ("words", done),
-                ("starts", starts),
-                ("dout", lent),
-                ("sums", sums),
-                ("more", more),
-                ("table", weight),
-                *gather,
-                ("table_row", Int(table_row)),
-                ("table_column", Int(table_column)),
-                *small,
-                ("shift", Int(shift, "i32")),
-            ),
-            constants=(
-                ("UNIT", unit),
-                ("ACCUMULATE", desc.accumulate),
-                ("BY_COUNT", desc.scale_grad_by_freq),
-                ("L", table.stretch),
-                ("P", table.together if wide > 1 else max(1, table.together // 4)),
-                ("D", slices_of),
-                ("T", t),
-            ),
-            warps=table.table_warps * (1 if wide > 1 else 2),
-            registers=all_registers(table.table_warps * (1 if wide > 1 else 2)),
-            alignment=wide,
-            aligned=("dout_steps", "table_row", "columns"),
-        )
-    )
-    return Program(
-        steps=tuple(launches),
-        runner=None,
-        workspace_bytes=places["end"],
-        reads={},
-        layout="rows" if unit else "strided",
-        variant="sorted",
-        why=f"indices are sorted in {passes} passes, then each row is summed in their order",
-    )
-
-
-def _sort_bits(desc: EmbeddingBackwardDescriptor) -> tuple[int, int]:
-    """Bits that number the positions, and the rows with one more for what is skipped."""
-    n, rows = desc.num_indices, desc.num_embeddings
-    shift, key_bits = max(n - 1, 1).bit_length(), max(rows, 1).bit_length()
-    if shift + key_bits > 62:
-        raise Unsupported(
-            f"EmbeddingBackwardPlan: {rows} rows and {n} indices need more than 62 bits to number"
-        )
-    return shift, key_bits
-
-
-def _workspace_of(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
-    """Where the parts of an embedding's workspace begin."""
-    n = desc.num_indices
-    blocks = -(-n // table.sort_block)
-    sizes = {
-        "words": 8 * n,
-        "spare": 8 * n,
-        "counts": 8 * (blocks << table.sort_bits),
-        "starts": 8 * (desc.num_embeddings + 2),
-        "sums": 8 * (n // table.stretch) * desc.embedding_dim,
-        "more": 8 * (n // table.stretch**2) * desc.embedding_dim,
-    }
-    places, end = {}, 0
-    for name, size in sizes.items():
-        places[name] = end
-        end += -(-size // 256) * 256
-    places["end"] = end
-    return places
+    return max(1, min(16, down(words // (32 * table.scan_words))))
 
 
 def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
     """The most workspace that any layout of the problem needs, in bytes."""
     table = table_of(arch, processors)
     if isinstance(desc, EmbeddingBackwardDescriptor):
-        if desc.num_indices == 0 or desc.num_embeddings * desc.embedding_dim == 0:
-            return 0
-        _sort_bits(desc)
-        return _workspace_of(desc, table)["end"]
+        return segments.workspace_bytes(desc, table)
     shape, axes = desc.shape_and_axes
     total = prod(shape)
     if total == 0:
@@ -1086,7 +778,7 @@ def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
             (True, tile * small, tile * small),
             (rows > 1, table.scan_columns, min(table.scan_column_few, table.scan_column_step)),
         ):
-            if used and _up(n) > limit // small:
+            if used and up(n) > limit // small:
                 # Rows taken together are padded to a power of two: at most twice as many.
                 most = 2 * rows * -(-n // max(2, step // small))
                 if desc.kind is ScanKind.CUMSUM:  # in chunks that just fill the machine

@@ -75,26 +75,36 @@ class Table:
     """... and walks the axis by this many steps at a time."""
     scan_column_few: int
     """Steps of a tile where the scan is recomputed."""
+    scan_chunk: int
+    """The fewest steps of a chunk of a longer row that is cut."""
     lines: Lines
     """Rows of a scan that lie one element after the other: the tile and the elements a thread, for
     halves and for the other types."""
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
+    """Indices of an embedding that a program sorts at a time ..."""
     sort_bits: int
+    """... by at most so many bits."""
     sum_block: int
-    stretch: int
-    """Words of one name that are summed by a program of their own."""
+    """Blocks of a digit that are counted together at a time."""
+    chunk: int
+    """Words of a sorted list that a program sums, a power of two ..."""
+    chunk_more: int
+    """... or entries of later lists ..."""
+    chunk_bytes: int
+    """... so many bytes of each ..."""
     together: int
-    """Rows of dout added at a time."""
-    table_rows: int
-    """Rows of an embedding table a program."""
-    table_columns: int
-    table_warps: int
-    stretch_columns: int
+    """... and so many at a time; a power of two, no larger than those."""
+    clear_rows: int
+    """Rows of an embedding table that a program zeroes ..."""
+    clear_columns: int
+    """... and columns."""
     join: int
     """Carries joined at a time, of up to `join_lanes` rows."""
     join_lanes: int
+    paired: tuple[ElementKind, ...] = ()
+    """Halves that the architecture compares two at a time."""
     roomy: bool = False
     """Whether scans must be given registers, lest the assembler spill a few."""
 
@@ -159,6 +169,7 @@ _SM_90 = Table(
     scan_column_bytes=1024,
     scan_column_step=4,
     scan_column_few=64,
+    scan_chunk=32,
     lines=(
         ("cumsum", 2048, 32, 2048, 32),
         ("cumprod", 1024, 16, 1024, 8),
@@ -166,17 +177,18 @@ _SM_90 = Table(
         ("", 512, 8, 1024, 8),
     ),
     thread_words=32,
-    sort_block=2048,
-    sort_bits=8,
-    sum_block=4096,
-    stretch=64,
+    sort_block=1024,
+    sort_bits=9,
+    sum_block=1024,
+    chunk=128,
+    chunk_more=32,
+    chunk_bytes=4096,
     together=8,
-    table_rows=4,
-    table_columns=1024,
-    table_warps=4,
-    stretch_columns=512,
+    clear_rows=8,
+    clear_columns=1024,
     join=1024,
     join_lanes=32,
+    paired=(ElementKind.F16, ElementKind.BF16),
 )
 
 _INTERPRETER = Table(
@@ -205,23 +217,24 @@ _INTERPRETER = Table(
     scan_column_bytes=64,
     scan_column_step=4,
     scan_column_few=8,
+    scan_chunk=8,
     lines=(("", 32, 1, 32, 1),),
     thread_words=32,
     sort_block=32,
     sort_bits=2,
-    sum_block=32,
-    stretch=4,
+    sum_block=4,
+    chunk=8,
+    chunk_more=4,
+    chunk_bytes=128,
     together=4,
-    table_rows=4,
-    table_columns=64,
-    table_warps=4,
-    stretch_columns=32,
+    clear_rows=4,
+    clear_columns=64,
     join=8,
     join_lanes=2,
 )
 
 
-_SM_80 = replace(_SM_90, roomy=True, cluster=0)
+_SM_80 = replace(_SM_90, roomy=True, cluster=0, paired=(ElementKind.F16,))
 _PROCESSORS = 132  # of the H200
 
 

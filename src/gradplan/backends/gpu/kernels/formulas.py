@@ -124,6 +124,53 @@ def tile_state(
 
 
 @triton.jit
+def hits_of_pairs(x, y, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """−1 where x is the extremum y of its row, otherwise 0: halves, compared two at a time."""
+    EQUAL: tl.constexpr = "set.eq.u32." + ELEMENT + "x2"
+    NAN: tl.constexpr = "set.neu.u32." + ELEMENT + "x2"
+    CODE: tl.constexpr = (
+        "{ .reg .b32 both; "
+        + NAN
+        + " both, $1, $1; and.b32 both, both, $3; "
+        + EQUAL
+        + " $0, $1, $2; or.b32 $0, $0, both; }"
+    )
+    y_nan = 0 - (y != y).to(tl.int16)
+    return tl.inline_asm_elementwise(
+        CODE,
+        "=&r,r,r,r",
+        [x, tl.broadcast_to(y, (R, C)), tl.broadcast_to(y_nan, (R, C))],
+        dtype=tl.int16,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
+def count_of_pairs(hits, R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, INNER: tl.constexpr):
+    """How many elements of each row are hits, as f64; W at a time in 16 bits."""
+    few = tl.reduce(in_groups(hits, R, C, W, INNER), 2, plus)
+    return (0 - tl.sum(few.to(tl.int32), 1)).to(tl.float64)
+
+
+@triton.jit
+def plus(a, b):
+    return a + b
+
+
+@triton.jit
+def share_of_pairs(hits, dy, s0, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """dy / s0 at the hits, 0 elsewhere, rounded to the element."""
+    TYPE: tl.constexpr = tl.bfloat16 if ELEMENT == "bf16" else tl.float16
+    share = quotient(dy, s0[:, None].to(tl.float32), ELEMENT).to(tl.float32).to(TYPE)
+    bits = tl.broadcast_to(share.to(tl.int16, bitcast=True), (R, C))
+    both = tl.inline_asm_elementwise(
+        "and.b32 $0, $1, $2;", "=r,r,r", [hits, bits], dtype=tl.int16, is_pure=True, pack=2
+    )
+    return both.to(TYPE, bitcast=True)
+
+
+@triton.jit
 def publish(KIND: tl.constexpr, slot, total, s0, s1, s2):
     """Leave a state for `join`. A product is one number where f64 holds it; otherwise NaN, and its
     three parts stand in arrays of their own, `total` apart."""

@@ -5,7 +5,9 @@ import triton.language as tl
 
 from .formulas import (
     apply,
+    count_of_pairs,
     first_state,
+    hits_of_pairs,
     join,
     mapped,
     merge,
@@ -15,9 +17,10 @@ from .formulas import (
     product_quotients,
     product_state,
     publish,
+    share_of_pairs,
     tile_state,
 )
-from .tiles import axis_offset, fetch, fetch_raw, put, tile_rows, widened, widened_again
+from .tiles import axis_offset, fetch, fetch_raw, place, put, tile_rows, widened, widened_again
 from .waiting import meet, meet_cluster, turn
 
 
@@ -110,6 +113,7 @@ def row_tiles(
     W: tl.constexpr,
     K: tl.constexpr,
     CAREFUL: tl.constexpr,
+    PAIRS: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
@@ -119,6 +123,8 @@ def row_tiles(
     "joined": the programs of a row wait for each other with their tiles in registers, so still one
     read. "partial" and "apply" are two launches and two reads instead; where `known` is 1, not
     `parts`, `join_rows` has joined the states in between. All of them give the same bits.
+
+    PAIRS: full tiles of halves, of max and min, whose ties share.
     """
     WIDE: tl.constexpr = ELEMENT == "f64"
     pid = tl.program_id(0)
@@ -174,7 +180,13 @@ def row_tiles(
         raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL)
         a, b, c = widened(raw_a, DY, WIDE), widened(raw_b, X, WIDE), widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
-        if PHASE != "apply":
+        if PAIRS:
+            hits = hits_of_pairs(raw_b, raw_c, ELEMENT, R, C)
+        if PHASE != "apply" and PAIRS:
+            s0 = count_of_pairs(hits, R, C, W, OUT == "t")
+            s1 = s0
+            s2 = s0
+        elif PHASE != "apply":
             s0 = tile_state(
                 KIND, TIES, ELEMENT, a, b, c, order, mask[None, :], R, C, W, OUT == "t", FULL
             )
@@ -205,6 +217,9 @@ def row_tiles(
                     x, X, out, OUT, at_a, x_steps, out_steps, begin, n, s0, s1, s2, factor,
                     ELEMENT, R, C, CAREFUL,
                 )  # fmt: skip
+        elif PAIRS:
+            value = share_of_pairs(hits, a, s0, ELEMENT, R, C)
+            tl.store(place(out, OUT, at, out_steps), value)
         else:
             # Widened anew, so that in between halves wait in half the registers.
             a = widened_again(raw_a, DY, a)

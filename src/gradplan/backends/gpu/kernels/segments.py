@@ -1,15 +1,26 @@
-"""The engine *segment sum*: a stable radix sort of the indices, then each row summed in order.
+"""The engine *segment sum*: a stable radix sort of the indices, then sums of fixed chunks.
 
 A sort word holds an index's row above its position, so equal rows stay in the order in which they
 came and the sums have one order, whatever runs first. Skipped indices count as one row behind the
 table. The sort is written here because a bound launch may not allocate, which every library sort
 does, and because only the bits that number the table need sorting.
+
+The sorted words are summed in chunks of equal length, so a row named a million times costs no more
+than a million rows named once. A segment is all words of one row. One that lies within a chunk is
+written at once; what a chunk has of a segment that reaches beyond it becomes an entry of the next,
+much shorter list, which is summed the same way.
 """
 
 import triton
 import triton.language as tl
 
+from .formulas import row_scale
 from .tiles import axis_offset
+
+_NONE = tl.constexpr(-1)
+"""The key of what is skipped, and of entries that stand for nothing."""
+_OUTSIDE = tl.constexpr(-2)
+"""The key before and behind a list: no entry has it."""
 
 
 @triton.jit
@@ -53,15 +64,17 @@ def count_digits(
 
 
 @triton.jit
-def sum_counts(counts, total, BLOCK: tl.constexpr):
-    """In place: the exclusive running sum. One program."""
+def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
+    """In place: how often a digit occurs in the blocks before; totals[digit]. A program a digit."""
+    digit = tl.program_id(0).to(tl.int64)
     carry = tl.zeros((), tl.int64)
-    for block in range(0, tl.cdiv(total, BLOCK)):
-        place = block * BLOCK + tl.arange(0, BLOCK)
-        inside = place < total
-        own = tl.load(counts + place, mask=inside, other=0)
-        tl.store(counts + place, tl.cumsum(own, 0) - own + carry, mask=inside)
+    for begin in range(0, blocks, BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        inside = place < blocks
+        own = tl.load(counts + digit * blocks + place, mask=inside, other=0)
+        tl.store(counts + digit * blocks + place, tl.cumsum(own, 0) - own + carry, mask=inside)
         carry += tl.sum(own, 0)
+    tl.store(totals + digit, carry)
 
 
 @triton.jit
@@ -70,6 +83,7 @@ def move_words(
     words,
     moved,
     counts,
+    totals,
     index_dims,
     index_steps,
     rows,
@@ -97,7 +111,9 @@ def move_words(
     digit = tl.where(inside, digit, DIGITS - 1)  # behind all others of the block
     found = tl.histogram(digit, DIGITS, mask=inside)
     blocks = tl.num_programs(0)
-    base = tl.load(counts + tl.arange(0, DIGITS).to(tl.int64) * blocks + block)
+    one = tl.arange(0, DIGITS)
+    total = tl.load(totals + one)
+    base = tl.cumsum(total, 0) - total + tl.load(counts + one.to(tl.int64) * blocks + block)
     base -= (tl.cumsum(found, 0) - found).to(tl.int64)
     order = tl.sort((digit << BLOCK_BITS) | lane)
     source = order & (BLOCK - 1)
@@ -130,200 +146,157 @@ def find_starts(words, starts, rows, count, shift, steps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def add_rows(
-    total,
-    words,
-    dout,
-    begin,
-    end,
-    column,
-    inside,
-    index_dims,
-    dout_steps,
-    dout_column,
-    shift,
-    UNIT: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-):
-    """Add the rows of `dout` that the words from begin to end name: a few one by one, many P at
-    a time."""
-    positions = (tl.full((), 1, tl.int64) << shift) - 1
-    if UNIT:
-        across = column
+def entry_at(entries, place, end, rows, shift, FIRST: tl.constexpr):
+    """The row that an entry names, and where its value is. Words come first, then keys."""
+    inside = (place >= 0) & (place < end)
+    found = tl.load(entries + place, mask=inside, other=0)
+    if FIRST:
+        position = found & ((tl.full((), 1, tl.int64) << shift) - 1)
+        found = found >> shift
+        found = tl.where(found < rows, found, _NONE)
     else:
-        across = column.to(tl.int64) * dout_column
-    if end - begin > P // 2:
-        sums = tl.zeros((P, D), tl.float64)
-        for at in range(begin, end, P):
-            place = at + tl.arange(0, P)
-            there = place < end
-            position = tl.load(words + place, mask=there, other=0) & positions
-            row = axis_offset(position, index_dims, dout_steps)
-            source = dout + row[:, None] + across[None, :]
-            sums += tl.load(source, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float64)
-        total += tl.sum(sums, 0)
-    else:
-        for at in range(begin, end):
-            position = tl.load(words + at) & positions
-            source = dout + axis_offset(position, index_dims, dout_steps) + across
-            total += tl.load(source, mask=inside, other=0.0).to(tl.float64)
-    return total
+        position = place
+    return tl.where(inside, found, _OUTSIDE), position
 
 
 @triton.jit
-def add_sums(total, sums, begin, end, column, inside, columns, P: tl.constexpr, D: tl.constexpr):
-    """Add sums taken before, P at a time."""
-    if end > begin:
-        parts = tl.zeros((P, D), tl.float64)
-        for at in range(begin, end, P):
-            place = at + tl.arange(0, P)
-            there = (place < end)[:, None] & inside[None, :]
-            source = sums + place[:, None].to(tl.int64) * columns + column[None, :]
-            parts += tl.load(source, mask=there, other=0.0)
-        total += tl.sum(parts, 0)
-    return total
-
-
-@triton.jit
-def sum_stretches(
-    words,
-    dout,
+def sum_chunks(
+    entries,
+    values,
+    keys,
     sums,
-    more,
-    index_dims,
-    dout_steps,
-    dout_column,
-    columns,
-    count,
-    shift,
-    LEVEL: tl.constexpr,
-    UNIT: tl.constexpr,
-    L: tl.constexpr,
-    P: tl.constexpr,
-    D: tl.constexpr,
-):
-    """Rows named so often that one program would take long: L words in a row of one name.
-
-    LEVEL 1 sums the rows they name into `sums`; LEVEL 2 sums L of those into `more`.
-    """
-    slices = tl.cdiv(columns, D)
-    stretch = (tl.program_id(0) // slices).to(tl.int64)
-    column = (tl.program_id(0) % slices) * D + tl.arange(0, D)
-    inside = column < columns
-    SPAN: tl.constexpr = L if LEVEL == 1 else L * L
-    begin = stretch * SPAN
-    if begin + SPAN <= count:
-        if (tl.load(words + begin) >> shift) == (tl.load(words + begin + SPAN - 1) >> shift):
-            total = tl.zeros((D,), tl.float64)
-            if LEVEL == 1:
-                total = add_rows(
-                    total, words, dout, begin, begin + L, column, inside,
-                    index_dims, dout_steps, dout_column, shift, UNIT, P, D,
-                )  # fmt: skip
-                tl.store(sums + stretch * columns + column, total, mask=inside)
-            else:
-                low = stretch * L
-                total = add_sums(total, sums, low, low + L, column, inside, columns, P, D)
-                tl.store(more + stretch * columns + column, total, mask=inside)
-
-
-@triton.jit
-def sum_rows(
-    words,
     starts,
-    dout,
-    sums,
-    more,
     table,
     index_dims,
-    dout_steps,
-    dout_column,
+    value_steps,
+    value_column,
     table_row,
     table_column,
     rows,
     columns,
+    count,
+    length,
     shift,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    ELEMENT: tl.constexpr,
     UNIT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     BY_COUNT: tl.constexpr,
-    L: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
-    T: tl.constexpr,
 ):
-    """T rows of the table a program, D columns of each; rows nobody names are zeroed together.
+    """Sum `length` entries of a list by segment, in D columns; P of them are loaded at a time.
 
-    A row's words are taken in order: those before the first whole stretch, sums of stretches, of
-    stretches of stretches, and back down to the words behind the last.
+    FIRST: the entries are words, the values rows of dout; otherwise keys, and sums taken before.
+    Of a segment that began before the chunk, entry 2k of the next list (`keys`, `sums`) gets what
+    is here; of one that goes on behind it, entry 2k + 1. LAST: one chunk is the whole list.
     """
     slices = tl.cdiv(columns, D)
-    first = (tl.program_id(0) // slices).to(tl.int64) * T
-    column = (tl.program_id(0) % slices) * D + tl.arange(0, D)
+    chunk = (tl.program_id(0) // slices).to(tl.int64)
+    one = tl.program_id(0) % slices
+    column = one * D + tl.arange(0, D)
     inside = column < columns
-    element: tl.constexpr = table.dtype.element_ty
     if UNIT:
-        across = column
+        source, goal = column, column
     else:
-        across = column.to(tl.int64) * table_column
-    if not ACCUMULATE:
-        row = first + tl.arange(0, T)
-        there = row < rows
-        begin = tl.load(starts + row, mask=there, other=0)
-        end = tl.load(starts + row + 1, mask=there, other=0)
-        empty = there & (begin == end)
-        target = table + row[:, None] * table_row + across[None, :]
-        tl.store(target, tl.zeros((T, D), element), mask=empty[:, None] & inside[None, :])
-    for r in range(0, T):
-        name = first + r
-        known = name < rows
-        begins = tl.load(starts + name, mask=known, other=0)
-        ends = tl.load(starts + name + 1, mask=known, other=0)
-        if ends > begins:
-            total = tl.zeros((D,), tl.float64)
-            low = tl.cdiv(begins, L)
-            high = ends // L
-            whole = high > low
-            total = add_rows(
-                total, words, dout, begins, tl.where(whole, low * L, ends), column, inside,
-                index_dims, dout_steps, dout_column, shift, UNIT, P, D,
-            )  # fmt: skip
-            if whole:
-                lower = tl.cdiv(low, L)
-                higher = high // L
-                wholes = higher > lower
-                stop = tl.where(wholes, lower * L, high)
-                total = add_sums(total, sums, low, stop, column, inside, columns, P, D)
-                if wholes:
-                    total = add_sums(total, more, lower, higher, column, inside, columns, P, D)
-                    total = add_sums(total, sums, higher * L, high, column, inside, columns, P, D)
-                total = add_rows(
-                    total, words, dout, high * L, ends, column, inside,
-                    index_dims, dout_steps, dout_column, shift, UNIT, P, D,
-                )  # fmt: skip
-            if BY_COUNT:
-                total = total / (ends - begins).to(tl.float64)
-            goal = table + name * table_row + across
-            if ACCUMULATE:
-                total += tl.load(goal, mask=inside, other=0.0).to(tl.float64)
-            if element == tl.float64:
-                tl.store(goal, total, mask=inside)
+        source, goal = column.to(tl.int64) * value_column, column.to(tl.int64) * table_column
+    # Halves are summed in f32, chunk by chunk; bfloat16 scaled down, exactly, lest it overflow.
+    HALVES: tl.constexpr = FIRST and (ELEMENT == "f16" or ELEMENT == "bf16")
+    UP: tl.constexpr = row_scale(ELEMENT) if HALVES else 1.0
+    begin = chunk * length
+    end = tl.minimum(begin + length, count)
+    first, _ = entry_at(entries, begin, count, rows, shift, FIRST)
+    last, _ = entry_at(entries, end - 1, count, rows, shift, FIRST)
+    before, _ = entry_at(entries, begin - 1, count, rows, shift, FIRST)
+    behind, _ = entry_at(entries, end, count, rows, shift, FIRST)
+    began = (first >= 0) & (before == first)
+    goes_on = (last >= 0) & (behind == last)
+    if not LAST:
+        target = sums + 2 * chunk * columns + column
+    total = tl.zeros((D,), tl.float32 if HALVES else tl.float64)
+    previous = first
+    for at in range(begin, end, P):
+        # All loads first, so that they are under way together.
+        names = ()
+        loaded = ()
+        for j in tl.static_range(P):
+            key, position = entry_at(entries, at + j, end, rows, shift, FIRST)
+            if FIRST:
+                row = axis_offset(position, index_dims, value_steps)
             else:
-                tl.store(goal, total.to(tl.float32).to(element), mask=inside)
+                row = position * columns
+            value = tl.load(values + row + source, mask=inside & (key >= 0), other=0.0)
+            names = names + (key,)
+            loaded = loaded + (value,)
+        following, _ = entry_at(entries, at + P, count, rows, shift, FIRST)
+        names = names + (following,)
+        for j in tl.static_range(P):
+            key = names[j]
+            value = loaded[j].to(total.dtype)
+            if UP != 1.0:
+                value = value * (1.0 / UP)
+            total = tl.where(key == previous, total, 0.0) + value
+            previous = key
+            if (key >= 0) & (names[j + 1] != key):
+                if began & (key == first):
+                    if not LAST:
+                        tl.store(target, total.to(tl.float64) * UP, mask=inside)
+                else:
+                    put_row(
+                        table + key * table_row + goal, total, UP, starts + key, inside,
+                        ELEMENT, ACCUMULATE, BY_COUNT,
+                    )  # fmt: skip
+    if not LAST:
+        if goes_on:
+            whole = began & (first == last)
+            tl.store(target + tl.where(whole, 0, columns), total.to(tl.float64) * UP, mask=inside)
+            if whole:
+                tl.store(target + columns, tl.zeros((D,), tl.float64), mask=inside)
+        if one == 0:
+            tl.store(keys + 2 * chunk, tl.where(began, first, _NONE))
+            tl.store(keys + 2 * chunk + 1, tl.where(goes_on, last, _NONE))
 
 
 @triton.jit
-def clear(
+def put_row(
+    goal,
+    total,
+    UP: tl.constexpr,
+    starts,
+    inside,
+    ELEMENT: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    BY_COUNT: tl.constexpr,
+):
+    """Round the sum of a whole segment once and store it."""
+    if BY_COUNT or ACCUMULATE:
+        total = total.to(tl.float64)
+    if BY_COUNT:
+        total = total / (tl.load(starts + 1) - tl.load(starts)).to(tl.float64)
+    if UP != 1.0:
+        total = total * UP
+    if ACCUMULATE:
+        total += tl.load(goal, mask=inside, other=0.0).to(tl.float64)
+    if ELEMENT != "f64":
+        total = total.to(tl.float32)
+    tl.store(goal, total.to(goal.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def clear_rows(
+    starts,
     table,
     table_row,
     table_column,
     rows,
     columns,
+    EVERY: tl.constexpr,
     UNIT: tl.constexpr,
     T: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Zero a table that no index names."""
+    """Zero the rows of the table that no index names, or every one."""
     slices = tl.cdiv(columns, D)
     row = (tl.program_id(0) // slices).to(tl.int64) * T + tl.arange(0, T)
     column = (tl.program_id(0) % slices) * D + tl.arange(0, D)
@@ -331,8 +304,10 @@ def clear(
         across = column
     else:
         across = column.to(tl.int64) * table_column
-    mask = (row < rows)[:, None] & (column < columns)[None, :]
-    element: tl.constexpr = table.dtype.element_ty
-    tl.store(
-        table + row[:, None] * table_row + across[None, :], tl.zeros((T, D), element), mask=mask
-    )
+    there = row < rows
+    if not EVERY:
+        begin = tl.load(starts + row, mask=there, other=0)
+        there = there & (begin == tl.load(starts + row + 1, mask=there, other=1))
+    mask = there[:, None] & (column < columns)[None, :]
+    goal = table + row[:, None] * table_row + across[None, :]
+    tl.store(goal, tl.zeros((T, D), table.dtype.element_ty), mask=mask)

@@ -109,6 +109,11 @@ def widened(value, MODE: tl.constexpr, WIDE: tl.constexpr):
     if MODE == "n":
         return 0.0
     else:
+        if in_pairs(value.dtype, MODE) and not WIDE:
+            if value.dtype == tl.bfloat16:
+                return of_pairs(value, "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+            else:
+                return of_pairs(value, _F16_PAIR)
         return value.to(tl.float64 if WIDE else tl.float32)
 
 
@@ -118,16 +123,33 @@ def widened_again(raw, MODE: tl.constexpr, before):
     if MODE == "n":
         return 0.0
     else:
-        if raw.dtype == tl.bfloat16:
-            bits = raw.to(tl.int16, bitcast=True).to(tl.int32) << 16
-            return bits.to(tl.float32, bitcast=True)
-        elif raw.dtype == tl.float16 and not _INTERPRETED:
-            bits = raw.to(tl.int16, bitcast=True)
-            return tl.inline_asm_elementwise(
-                "cvt.f32.f16 $0, $1;", "=f,h", [bits], dtype=tl.float32, is_pure=True, pack=1
-            )
+        if in_pairs(raw.dtype, MODE):
+            if raw.dtype == tl.bfloat16:
+                return of_pairs(raw, "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
+            else:
+                return of_pairs(raw, _F16_PAIR + " // again")
         else:
             return before
+
+
+_F16_PAIR = tl.constexpr(
+    "{ .reg .b16 low, high; mov.b32 {low, high}, $2; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"
+)
+
+
+@triton.constexpr_function
+def in_pairs(dtype, mode):
+    """Whether a thread holds halves two by two. The compiler itself takes an instruction more for
+    every second one."""
+    return not _INTERPRETED.value and mode in ("t", "c") and dtype.primitive_bitwidth == 16
+
+
+@triton.jit
+def of_pairs(value, CODE: tl.constexpr):
+    """Two f32 from each register of two halves."""
+    return tl.inline_asm_elementwise(
+        CODE, "=f,=f,r", [value], dtype=tl.float32, is_pure=True, pack=2
+    )
 
 
 @triton.jit

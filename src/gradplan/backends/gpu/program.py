@@ -1,0 +1,101 @@
+"""What a bound problem launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ...kinds import ElementKind
+from ...views import View
+from .launch import COUNTERS, Bound, Int, Interpreter, Launcher, Step
+from .streams import own_counters, stream_counters
+
+__all__ = ["EMPTY", "TYPES", "Program", "Strides", "down", "integer", "up"]
+
+Strides = Mapping[str, tuple[int, ...]]
+
+TYPES = {
+    ElementKind.F32: "fp32",
+    ElementKind.F16: "fp16",
+    ElementKind.BF16: "bf16",
+    ElementKind.F64: "fp64",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a bound problem launches."""
+
+    steps: tuple[Step, ...]
+    runner: Launcher | Interpreter | None
+    workspace_bytes: int
+    reads: Mapping[str, int]
+    layout: str
+    variant: str
+    why: str
+    counters: int = 0
+    """Counters that the programs of a launch meet at: 32 bits each, no part of the workspace."""
+    apart: tuple[Step, ...] = ()
+    """Steps with the same result whose programs do not wait for each other."""
+    apart_runner: Launcher | None = None
+
+    def bind(
+        self, views: Mapping[str, View], workspace: int, stream: int = 0
+    ) -> Callable[..., None]:
+        """A launch on a stream, for these very arrays, with the workspace at this address.
+
+        What it allocates, ordered with `stream`, is its attribute `owned`.
+        """
+        if self.runner is None:
+            return _nothing
+        bound = self.runner.bind(views, workspace)
+        if self.counters and isinstance(bound, Bound):
+            # Its own: it may be captured, and the graph run on any stream.
+            bound.owned = own_counters(bound.device, stream, self.counters)
+            bound.point(COUNTERS, bound.owned.data_ptr())
+        return bound
+
+    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
+        """Launch once."""
+        if self.runner is None:
+            return
+        if self.apart_runner is None:
+            self.runner.run(views, workspace, stream)
+            return
+        assert isinstance(self.runner, Launcher)
+        found = stream_counters(self.runner.device, stream, self.counters)
+        if found:
+            self.runner.run(views, workspace, stream, found)
+            self.apart_runner.load_like(self.runner)
+        else:
+            self.apart_runner.run(views, workspace, stream)
+
+
+def _nothing(stream: int = 0) -> None:
+    """What an empty problem launches."""
+
+
+EMPTY = Program(
+    steps=(),
+    runner=None,
+    workspace_bytes=0,
+    reads={},
+    layout="empty",
+    variant="none",
+    why="there are no elements",
+)
+
+
+def up(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def down(n: int) -> int:
+    """The power of two below or at n."""
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def integer(value: int) -> Int:
+    """An extent: 32 bits where they hold it with room for a tile beyond."""
+    return Int(value, "i32" if value < 2**31 - 2**17 else "i64")

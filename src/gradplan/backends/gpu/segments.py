@@ -1,0 +1,315 @@
+"""The launches of the engine *segment sum*: sort the indices, then sum the rows they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...descriptors import EmbeddingBackwardDescriptor
+from ...errors import Unsupported
+from .launch import WORKSPACE, Argument, Int, Pointer, Step
+from .program import EMPTY, TYPES, Program, Strides, integer, up
+from .table import Table
+
+__all__ = ["program", "workspace_bytes"]
+
+_STARTS_BLOCK = 256
+_F64_BYTES = 8
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A list of entries that is summed in chunks; what crosses their ends is the next list."""
+
+    entries: int
+    length: int
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.entries // self.length)
+
+
+def _levels(n: int, table: Table) -> list[_Level]:
+    levels = [_Level(n, table.chunk)]
+    while levels[-1].chunks > 1:
+        levels.append(_Level(2 * levels[-1].chunks, table.chunk_more))
+    return levels
+
+
+def _sort_bits(desc: EmbeddingBackwardDescriptor) -> tuple[int, int]:
+    """Bits that number the positions, and the rows with one more for what is skipped."""
+    n, rows = desc.num_indices, desc.num_embeddings
+    shift, key_bits = max(n - 1, 1).bit_length(), max(rows, 1).bit_length()
+    if shift + key_bits > 62:
+        raise Unsupported(
+            f"EmbeddingBackwardPlan: {rows} rows and {n} indices need more than 62 bits to number"
+        )
+    return shift, key_bits
+
+
+def _digits(key_bits: int, table: Table) -> tuple[int, int]:
+    """Passes of the sort, and the bits of each."""
+    passes = -(-key_bits // table.sort_bits)
+    return passes, -(-key_bits // passes)
+
+
+def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
+    """Where the parts of the workspace begin."""
+    n = desc.num_indices
+    _, bits = _digits(_sort_bits(desc)[1], table)
+    blocks = -(-n // table.sort_block)
+    words = {
+        "words": n,
+        "spare": n,
+        "counts": blocks << bits,
+        "totals": 1 << bits,
+        "starts": desc.num_embeddings + 2,
+    }
+    for k, level in enumerate(_levels(n, table)[:-1]):
+        words[f"keys{k}"] = 2 * level.chunks
+        words[f"sums{k}"] = 2 * level.chunks * desc.embedding_dim
+    places, end = {}, 0
+    for name, size in words.items():
+        places[name] = end
+        end += -(-8 * size // 256) * 256
+    places["end"] = end
+    return places
+
+
+def workspace_bytes(desc: EmbeddingBackwardDescriptor, table: Table) -> int:
+    """The workspace of a problem, whatever the layout."""
+    if desc.num_indices == 0 or desc.num_embeddings * desc.embedding_dim == 0:
+        return 0
+    return _places(desc, table)["end"]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    desc: EmbeddingBackwardDescriptor
+    strides: Strides
+    index_shape: tuple[int, ...]
+    table: Table
+
+    @property
+    def unit(self) -> bool:
+        """Whether columns lie one after the other."""
+        desc = self.desc
+        value = desc.num_indices == 0 or self.strides["dout"][-1] == 1
+        return desc.embedding_dim == 1 or (value and self.strides["dweight"][1] == 1)
+
+    @property
+    def alignment(self) -> int:
+        steps = (self.strides["dweight"][0], *self.strides["dout"][:-1], self.desc.embedding_dim)
+        return 16 if self.unit and all(step % 16 == 0 for step in steps) else 1
+
+    @property
+    def goal(self) -> tuple[tuple[str, Argument], ...]:
+        row, column = self.strides["dweight"]
+        return (("table_row", Int(row)), ("table_column", Int(column)))
+
+    @property
+    def size(self) -> tuple[tuple[str, Argument], ...]:
+        desc = self.desc
+        return (("rows", Int(desc.num_embeddings)), ("columns", Int(desc.embedding_dim, "i32")))
+
+    @property
+    def weight(self) -> Pointer:
+        return Pointer("dweight", TYPES[self.desc.element])
+
+
+def program(
+    desc: EmbeddingBackwardDescriptor,
+    strides: Strides,
+    index_shape: Sequence[int],
+    table: Table,
+) -> Program:
+    """The program for arrays with these strides; positions run over `index_shape` in C order."""
+    n = desc.num_indices
+    if desc.num_embeddings * desc.embedding_dim == 0 or (n == 0 and desc.accumulate):
+        return EMPTY
+    problem = _Problem(desc, strides, tuple(index_shape), table)
+    layout = "rows" if problem.unit else "strided"
+    if n == 0:
+        return Program(
+            steps=(_clear(problem, None),),
+            runner=None,
+            workspace_bytes=0,
+            reads={},
+            layout=layout,
+            variant="zeros",
+            why="there are no indices: the table is zeroed",
+        )
+    shift, key_bits = _sort_bits(desc)
+    passes, bits = _digits(key_bits, table)
+    places = _places(desc, table)
+    words = Pointer(WORKSPACE, "i64", places["words" if passes % 2 == 0 else "spare"])
+    starts = Pointer(WORKSPACE, "i64", places["starts"])
+    steps = list(_sort(problem, places, shift, passes, bits))
+    if desc.scale_grad_by_freq or not desc.accumulate:
+        steps.append(_find_starts(problem, words, starts, shift))
+    if not desc.accumulate:
+        steps.append(_clear(problem, starts))
+    steps.extend(_sums(problem, places, words, starts, shift))
+    return Program(
+        steps=tuple(steps),
+        runner=None,
+        workspace_bytes=places["end"],
+        reads={},
+        layout=layout,
+        variant="sorted",
+        why=f"indices are sorted in {passes} pass{'es' if passes > 1 else ''}, then summed in "
+        f"chunks of {table.chunk} in their order",
+    )
+
+
+def _clear(problem: _Problem, starts: Pointer | None) -> Step:
+    desc, table = problem.desc, problem.table
+    rows, columns = desc.num_embeddings, desc.embedding_dim
+    t, d = min(table.clear_rows, up(rows)), min(table.clear_columns, up(columns))
+    return Step(
+        kernel="segments.clear_rows",
+        grid=-(-rows // t) * -(-columns // d),
+        arguments=(
+            ("starts", starts),
+            ("table", problem.weight),
+            *problem.goal,
+            *problem.size,
+        ),
+        constants=(("EVERY", starts is None), ("UNIT", problem.unit), ("T", t), ("D", d)),
+        warps=4,
+        alignment=problem.alignment,
+        aligned=("table_row", "columns"),
+    )
+
+
+def _sort(
+    problem: _Problem, places: dict[str, int], shift: int, passes: int, bits: int
+) -> Iterator[Step]:
+    """A stable radix sort, from the lowest digit of the rows up."""
+    desc, table = problem.desc, problem.table
+    block = table.sort_block
+    blocks = -(-desc.num_indices // block)
+    indices = Pointer("indices", desc.index.value)
+    words = [Pointer(WORKSPACE, "i64", places[name]) for name in ("words", "spare")]
+    counts = Pointer(WORKSPACE, "i64", places["counts"])
+    totals = Pointer(WORKSPACE, "i64", places["totals"])
+    for turn in range(passes):
+        source, target = words[turn % 2], words[(turn + 1) % 2]
+        numbers: tuple[tuple[str, Argument], ...] = (
+            ("index_dims", tuple(reversed(problem.index_shape))),
+            ("index_steps", tuple(reversed(problem.strides["indices"]))),
+            ("rows", Int(desc.num_embeddings)),
+            ("padding", Int(-1 if desc.padding_idx is None else desc.padding_idx)),
+            ("count", integer(desc.num_indices)),
+            ("low", Int(shift + turn * bits, "i32")),
+            ("shift", Int(shift, "i32")),
+        )
+        fixed = (("FIRST", turn == 0), ("BITS", bits), ("BLOCK", block))
+        yield Step(
+            kernel="segments.count_digits",
+            grid=blocks,
+            arguments=(("indices", indices), ("words", source), ("counts", counts), *numbers),
+            constants=fixed,
+            warps=8,
+        )
+        yield Step(
+            kernel="segments.sum_counts",
+            grid=1 << bits,
+            arguments=(("counts", counts), ("totals", totals), ("blocks", Int(blocks, "i32"))),
+            constants=(("BLOCK", min(table.sum_block, up(blocks))),),
+            warps=4,
+        )
+        yield Step(
+            kernel="segments.move_words",
+            grid=blocks,
+            arguments=(
+                ("indices", indices),
+                ("words", source),
+                ("moved", target),
+                ("counts", counts),
+                ("totals", totals),
+                *numbers,
+            ),
+            constants=(*fixed, ("BLOCK_BITS", (block - 1).bit_length())),
+            warps=8,
+        )
+
+
+def _find_starts(problem: _Problem, words: Pointer, starts: Pointer, shift: int) -> Step:
+    n, rows = problem.desc.num_indices, problem.desc.num_embeddings
+    return Step(
+        kernel="segments.find_starts",
+        grid=-(-(rows + 1) // _STARTS_BLOCK),
+        arguments=(
+            ("words", words),
+            ("starts", starts),
+            ("rows", Int(rows)),
+            ("count", Int(n)),
+            ("shift", Int(shift, "i32")),
+            ("steps", Int(n.bit_length() + 1, "i32")),
+        ),
+        constants=(("BLOCK", _STARTS_BLOCK),),
+        warps=4,
+    )
+
+
+def _sums(
+    problem: _Problem, places: dict[str, int], words: Pointer, starts: Pointer, shift: int
+) -> Iterator[Step]:
+    """Sum the words, and what is left of them, list by list."""
+    desc, strides, table = problem.desc, problem.strides, problem.table
+    columns = desc.embedding_dim
+    levels = _levels(desc.num_indices, table)
+    for k, level in enumerate(levels):
+        first, last = k == 0, k == len(levels) - 1
+        item = desc.element.size_bytes if first else _F64_BYTES
+        d = min(up(columns), table.chunk_bytes // item)
+        value_dims: tuple[tuple[str, Argument], ...]
+        if first:
+            entries, values = words, Pointer("dout", TYPES[desc.element])
+            value_dims = (
+                ("index_dims", tuple(reversed(problem.index_shape))),
+                ("value_steps", tuple(reversed(strides["dout"][:-1]))),
+                ("value_column", Int(strides["dout"][-1])),
+            )
+        else:
+            entries = Pointer(WORKSPACE, "i64", places[f"keys{k - 1}"])
+            values = Pointer(WORKSPACE, "fp64", places[f"sums{k - 1}"])
+            value_dims = (
+                ("index_dims", (0,)),
+                ("value_steps", (0,)),
+                ("value_column", Int(1)),
+            )
+        yield Step(
+            kernel="segments.sum_chunks",
+            grid=level.chunks * -(-columns // d),
+            arguments=(
+                ("entries", entries),
+                ("values", values),
+                ("keys", None if last else Pointer(WORKSPACE, "i64", places[f"keys{k}"])),
+                ("sums", None if last else Pointer(WORKSPACE, "fp64", places[f"sums{k}"])),
+                ("starts", starts),
+                ("table", problem.weight),
+                *value_dims,
+                *problem.goal,
+                *problem.size,
+                ("count", Int(level.entries)),
+                ("length", Int(level.length, "i32")),
+                ("shift", Int(shift, "i32")),
+            ),
+            constants=(
+                ("FIRST", first),
+                ("LAST", last),
+                ("ELEMENT", desc.element.value),
+                ("UNIT", problem.unit),
+                ("ACCUMULATE", desc.accumulate),
+                ("BY_COUNT", desc.scale_grad_by_freq),
+                ("P", table.together),
+                ("D", d),
+            ),
+            # A thread holds its columns of all entries that are summed at a time.
+            warps=max(1, min(4, d * item // 512)),
+            registers=128,  # lest the assembler spill one or two; four programs fit
+            alignment=problem.alignment,
+            aligned=("value_steps", "table_row", "columns"),
+        )
