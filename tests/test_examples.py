@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,27 +22,37 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
-def char_lm() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("char_lm", EXAMPLES / "char_lm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up by name while it is being executed.
-    sys.modules[spec.name] = module
+def load() -> Iterator[Callable[[str], ModuleType]]:
+    """Import an example, or what they share, by name."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(EXAMPLES))
     try:
-        spec.loader.exec_module(module)
-        yield module
+        yield importlib.import_module
     finally:
-        del sys.modules[spec.name]
+        sys.path.remove(str(EXAMPLES))
+        for name in {path.stem for path in EXAMPLES.glob("*.py")} - before:
+            sys.modules.pop(name, None)
 
 
-def run_example(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def char_lm(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("char_lm")
+
+
+def run_example(
+    name: str, *arguments: str, cwd: Path, torch: bool = False
+) -> subprocess.CompletedProcess[str]:
     # The gradplan under test, wherever it was imported from: a relative PYTHONPATH would not
     # survive the change of folder.
-    source = str(Path(gradplan.__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    source = [str(Path(gradplan.__file__).resolve().parents[1])]
+    if not torch:
+        # What needs only NumPy must work where torch cannot be imported.
+        (cwd / "without").mkdir()
+        (cwd / "without" / "torch.py").write_text("raise ImportError('there is no torch')\n")
+        source.insert(0, str(cwd / "without"))
+    path = os.pathsep.join(filter(None, [*source, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / "char_lm.py"), *arguments],
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
@@ -53,15 +64,56 @@ def run_example(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def reported(output: str, name: str) -> float:
-    match = re.search(rf"^{name}\s+(\d+\.\d+)", output, re.MULTILINE)
+    match = re.search(rf"^{name}\s+(-?\d+\.\d+)", output, re.MULTILINE)
     assert match is not None, output
     return float(match.group(1))
+
+
+def check_picture(path: Path) -> None:
+    """A whole PNG of a decent size, with something on it."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert data[12:16] == b"IHDR"
+    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
+    assert width >= 600
+    assert height >= 400
+    assert len(data) > 10_000
+    assert data.endswith(b"IEND\xaeB`\x82")
+
+
+def quick(name: str, folder: Path, *arguments: str, torch: bool = False) -> str:
+    """What the example prints at its reduced size; the picture is checked."""
+    out = folder / f"{name}.png"
+    done = run_example(name, "--quick", "--out", str(out), *arguments, cwd=folder, torch=torch)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_picture(out)
+    return done.stdout
+
+
+def check_gradients(loss: Callable[[], float], *checked: tuple[Any, Any], step=1e-6) -> None:
+    """Gradients against central differences of the loss, which reads the values in place."""
+    for value, gradient in checked:
+        assert gradient.dtype == np.float64
+        assert gradient.shape == value.shape
+        assert np.any(gradient)
+        numerical = np.empty_like(gradient)
+        for place in np.ndindex(value.shape):
+            kept = value[place]
+            value[place] = kept + step
+            above = loss()
+            value[place] = kept - step
+            below = loss()
+            value[place] = kept
+            numerical[place] = (above - below) / (2 * step)
+        np.testing.assert_allclose(gradient, numerical, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_draws_it(tmp_path: Path) -> None:
     picture = tmp_path / "pictures" / "loss.png"
-    done = run_example("--steps", "120", "--batch", "64", "--out", str(picture), cwd=tmp_path)
+    done = run_example(
+        "char_lm", "--steps", "120", "--batch", "64", "--out", str(picture), cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
     first = reported(done.stdout, "first train loss")
@@ -72,39 +124,28 @@ def test_training_lowers_the_loss_and_draws_it(tmp_path: Path) -> None:
     assert validation < first - 1
     assert "In the morning the keeper went " in done.stdout
 
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    assert data[12:16] == b"IHDR"
-    width, height = (int.from_bytes(data[i : i + 4], "big") for i in (16, 20))
-    assert width >= 600
-    assert height >= 400
-    assert len(data) > 10_000
-    assert data.endswith(b"IEND\xaeB`\x82")
+    check_picture(picture)
 
 
 @pytest.mark.slow
 def test_loss_that_does_not_fall_is_a_failure(tmp_path: Path) -> None:
     # After one step the first loss is also the last.
-    done = run_example("--steps", "1", "--batch", "8", cwd=tmp_path)
+    done = run_example("char_lm", "--steps", "1", "--batch", "8", cwd=tmp_path)
     assert done.returncode == 1
     assert "The loss did not fall." in done.stderr
     assert (tmp_path / "loss.png").is_file()
 
 
 def test_missing_matplotlib_is_one_sentence(
-    char_lm: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    char_lm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
     )
-    assert char_lm.main(["--out", str(tmp_path / "loss.png")]) == 1
-    error = capsys.readouterr().err
-    assert "pip install gradplan[bench]" in error
-    assert error.count("\n") == 1
+    # sys.exit with a text prints it, and the exit code is 1.
+    with pytest.raises(SystemExit, match=r"^[^\n]* pip install gradplan\[bench\]$"):
+        char_lm.main(["--out", str(tmp_path / "loss.png")])
 
 
 @pytest.mark.parametrize("option", [["--steps", "0"], ["--batch", "-3"], ["--out", "."]])
@@ -134,22 +175,7 @@ def test_gradients_match_finite_differences(char_lm: ModuleType, forget: bool) -
 
     loss()
     model.backward()
-    gradients = [p.grad.copy() for p in model.parameters]
-    step = 1e-6
-    for p, gradient in zip(model.parameters, gradients, strict=True):
-        assert gradient.dtype == np.float64
-        assert gradient.shape == p.value.shape
-        numerical = np.empty_like(gradient)
-        for place in np.ndindex(p.value.shape):
-            value = p.value[place]
-            p.value[place] = value + step
-            above = loss()
-            p.value[place] = value - step
-            below = loss()
-            p.value[place] = value
-            numerical[place] = (above - below) / (2 * step)
-        np.testing.assert_allclose(gradient, numerical, rtol=1e-6, atol=1e-8)
-    assert all(np.any(gradient) for gradient in gradients)
+    check_gradients(loss, *[(p.value, p.grad.copy()) for p in model.parameters])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -179,3 +205,44 @@ def test_validation_text_is_never_seen_in_training(char_lm: ModuleType) -> None:
     corpus = char_lm.Corpus(text, 16)
     assert len(corpus.validation) > 500
     assert not np.intersect1d(corpus.train, corpus.validation).size
+
+
+@pytest.mark.slow
+def test_volume_rendering_carves_the_scene(tmp_path: Path) -> None:
+    output = quick("volume_rendering", tmp_path)
+    assert reported(output, "last loss") < reported(output, "first loss") / 3
+    assert reported(output, "view kept back") > 14
+    assert re.search(r"dividing by t +loss nan", output)
+
+
+def test_volume_rendering_gradients(load: Callable[[str], ModuleType]) -> None:
+    volume = load("volume_rendering")
+    rng = np.random.default_rng(1)
+    # Five rays over nine voxels, some met twice by one ray; the last row of the table is air.
+    table = rng.random((10, 4))
+    table[[2, 5, 6], 0] = 0
+    table[9] = 1
+    voxels = rng.integers(9, size=(5, 7))
+    voxels[3, 4:] = 9
+    target = rng.random((5, 3))
+    renderer = volume.Renderer(table)
+
+    def loss() -> float:
+        return float(((renderer.forward(voxels) - target) ** 2).sum())
+
+    renderer.backward(2 * (renderer.forward(voxels) - target))
+    # Air is no parameter: its gradient is 0 and its differences are not.
+    assert not renderer.table.grad[9].any()
+    check_gradients(loss, (table[:9], renderer.table.grad[:9].copy()))
+
+
+def test_volume_rendering_shows_where_division_fails(load: Callable[[str], ModuleType]) -> None:
+    volume = load("volume_rendering")
+    ours = volume.along_a_ray(volume.plan_cumprod)
+    divided = volume.along_a_ray(volume.quotient_cumprod)
+    solid = np.isin(np.arange(12), (5, 8))
+    np.testing.assert_array_equal(np.isnan(divided), solid)
+    np.testing.assert_allclose(ours[~solid], divided[~solid], rtol=1e-12, atol=1e-15)
+    # The first wall hides something redder than itself, the second is hidden.
+    assert ours[5] > 0.1
+    assert ours[8] == 0
