@@ -246,3 +246,40 @@ def test_volume_rendering_shows_where_division_fails(load: Callable[[str], Modul
     # The first wall hides something redder than itself, the second is hidden.
     assert ours[5] > 0.1
     assert ours[8] == 0
+
+
+@pytest.mark.slow
+def test_cox_survival_recovers_the_coefficients(tmp_path: Path) -> None:
+    output = quick("cox_survival", tmp_path)
+    assert reported(output, "last loss") < reported(output, "first loss") - 0.2
+    assert reported(output, "furthest coefficient") < 0.08
+    assert reported(output, "concordance") > 0.68
+    assert re.search(r"the gradient moves by \d\.\de-0[4-9], exp and cumsum: nan", output)
+
+
+def test_cox_survival_gradients(load: Callable[[str], ModuleType]) -> None:
+    cox = load("cox_survival")
+    rng = np.random.default_rng(2)
+    cohort = cox.Cohort.simulate(60, rng, np.float64)
+    # Spans of a hundred days: most deaths now share theirs with others.
+    cohort = cox.Cohort(cohort.features, cohort.day // 100, cohort.died)
+    model = cox.CoxModel(cohort)
+    assert len(np.unique(model.loss.first)) < len(model.loss.first) / 2
+    model.beta.value = rng.standard_normal(len(cox.TRUE))
+
+    # The loss by its definition, subject by subject.
+    scores = cohort.features @ model.beta.value
+    terms = [
+        scores[i] - np.log(np.exp(scores[cohort.day >= cohort.day[i]]).sum())
+        for i in np.flatnonzero(cohort.died)
+    ]
+    assert model.forward() == pytest.approx(-np.mean(terms), rel=1e-12)
+    model.backward()
+    np.testing.assert_allclose(
+        model.loss.backward(), cox.exp_cumsum_backward(model.loss), rtol=1e-9, atol=1e-14
+    )
+    check_gradients(model.forward, (model.beta.value, model.beta.grad.copy()))
+    # Scores that exp cannot hold, even in float64.
+    ours, naive = cox.shifted(model, 1000)
+    assert ours < 1e-11
+    assert np.isnan(naive)
