@@ -32,6 +32,7 @@ BLUE, PALE, ORANGE, GREEN, PURPLE, GREY = (
 STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,

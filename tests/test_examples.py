@@ -283,3 +283,24 @@ def test_cox_survival_gradients(load: Callable[[str], ModuleType]) -> None:
     ours, naive = cox.shifted(model, 1000)
     assert ours < 1e-11
     assert np.isnan(naive)
+
+
+@pytest.mark.slow
+def test_max_drawdown_is_lowered_on_new_paths_too(tmp_path: Path) -> None:
+    output = quick("max_drawdown", tmp_path)
+    first = reported(output, "first loss")
+    assert reported(output, "last loss") < 0.7 * first
+    assert reported(output, "on paths kept back") < 0.7 * first
+
+
+def test_max_drawdown_gradients(load: Callable[[str], ModuleType]) -> None:
+    drawdown = load("max_drawdown")
+    rng = np.random.default_rng(4)
+    model = drawdown.Drawdown(drawdown.simulate(6, 1, rng, np.float64))
+    model.theta.value = 0.3 * rng.standard_normal(len(drawdown.ASSETS))
+    model.forward()
+    # Weekends prolong peaks, even the worst drawdown's own: the gradient must count each once.
+    tops = np.take_along_axis(model.peak, model.below.argmax(axis=-1)[:, None], axis=-1)
+    assert ((model.equity == tops).sum(axis=-1) == 3).any()
+    model.backward()
+    check_gradients(model.forward, (model.theta.value, model.theta.grad.copy()))
