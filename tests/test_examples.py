@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +55,13 @@ def run_example(
     return subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"},
+        # One thread: other tests run beside this one, and OpenMP's threads wait for each other.
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONIOENCODING": "utf-8",
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -64,7 +71,7 @@ def run_example(
 
 
 def reported(output: str, name: str) -> float:
-    match = re.search(rf"^{name}\s+(-?\d+\.\d+)", output, re.MULTILINE)
+    match = re.search(rf"^{name}\s+(-?\d+\.\d+(?:e[-+]\d+)?)", output, re.MULTILINE)
     assert match is not None, output
     return float(match.group(1))
 
@@ -304,3 +311,44 @@ def test_max_drawdown_gradients(load: Callable[[str], ModuleType]) -> None:
     assert ((model.equity == tops).sum(axis=-1) == 3).any()
     model.backward()
     check_gradients(model.forward, (model.theta.value, model.theta.grad.copy()))
+
+
+@pytest.mark.slow
+def test_char_lm_torch_trains_alike_with_and_without(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    output = quick("char_lm_torch", tmp_path, "--batch", "64", torch=True)
+    assert reported(output, "last loss") < reported(output, "first loss") - 1
+    assert reported(output, "furthest apart") < 1e-3
+    assert reported(output, "torch ") > 0
+    assert reported(output, r"under enable\(\)") > 0
+
+
+def test_char_lm_torch_has_the_gradients_of_numpy(
+    load: Callable[[str], ModuleType], char_lm: ModuleType, ran: Counter[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    module = load("char_lm_torch")
+    source = char_lm.CharModel(7, context=3, embedding=2, hidden=5, seed=3, dtype=np.float64)
+    rng = np.random.default_rng(5)
+    for p in source.parameters:
+        p.value += 0.3 * rng.standard_normal(p.value.shape)
+    indices, targets = rng.integers(7, size=(6, 3)), rng.integers(7, size=6)
+    expected = source.forward(indices, targets, np.random.default_rng(0))
+    source.backward()
+
+    batch = [torch.from_numpy(a) for a in (indices, targets, source.forget.scale)]
+    for mode in (module.nullcontext, module.gt.enable):
+        ran.clear()
+        model = module.TorchCharModel(source)
+        with mode():
+            loss = model(*batch)
+            loss.backward()
+        assert loss.item() == pytest.approx(expected, rel=1e-12)
+        for mine, theirs in zip(model.parameters(), source.parameters, strict=True):
+            grad = mine.grad.numpy()
+            if any(mine is m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)):
+                grad = grad.T
+            np.testing.assert_allclose(grad, theirs.grad, rtol=1e-9, atol=1e-12)
+    assert ran["embedding"] == 1
+    assert ran["log_softmax"] == 1
+    assert ran["var"] == len(source.blocks) + 1
