@@ -352,3 +352,42 @@ def test_char_lm_torch_has_the_gradients_of_numpy(
     assert ran["embedding"] == 1
     assert ran["log_softmax"] == 1
     assert ran["var"] == len(source.blocks) + 1
+
+
+@pytest.mark.slow
+def test_mixup_ema_learns_and_averages(tmp_path: Path) -> None:
+    output = quick("mixup_ema", tmp_path)
+    first = reported(output, "first loss")
+    for name in ("neither", "mixup ", "mixup, averaged", "learned mixture"):
+        assert reported(output, name) < first / 2
+
+
+def test_mixup_ema_gradients(load: Callable[[str], ModuleType]) -> None:
+    module = load("mixup_ema")
+    rng = np.random.default_rng(6)
+    x, target = module.spirals(5, 0.1, 0, rng, np.float64)
+    a, b = (module.initial(4, rng, np.float64) for _ in range(2))
+    other = rng.permutation(5)
+    network = module.Network(a)
+
+    def loss() -> float:
+        return float(network.forward(x, target, 0.3, other))
+
+    loss()
+    network.backward()
+    check_gradients(loss, *[(p.value, p.grad.copy()) for p in network.parameters])
+
+    # The third gradient of lerp, by its weight; beyond both ends too.
+    for w in (-0.5, 0.3, 1.0):
+        at = np.array([w])
+        dw = module.mixture_gradient(a, b, w, (x, target))[1]
+        check_gradients(
+            lambda at=at: module.mixture_gradient(a, b, at[0], (x, target))[0],
+            (at, np.array([dw])),
+        )
+
+
+def test_mixup_ema_shows_what_rounding_the_weight_loses(load: Callable[[str], ModuleType]) -> None:
+    kept, rounded = load("mixup_ema").kept_in_double(1 - 1e-3)
+    assert kept == pytest.approx(1e-3, rel=2**-8)
+    assert rounded == 0
