@@ -7,7 +7,7 @@ what its backward pass needs, and the two passes stand next to each other, so th
 from top to bottom as an account of what a training step does.
 
     python examples/char_lm.py                        # half a minute on two cores, writes loss.png
-    python examples/char_lm.py --steps 300 --out quick.png
+    python examples/char_lm.py --quick --out quick.png
 
 The text, examples/data/tides.txt, was written for this example.
 """
@@ -22,22 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PALE,
-    Adam,
-    Array,
-    Indices,
-    Options,
-    Parameter,
-    console,
-    finish,
-    picture,
-    positive,
-    progress,
-)
+import shared
+from shared import BLUE, GREY, ORANGE, PALE, Adam, Array, Indices, Parameter
 
 import gradplan as gp
 
@@ -364,7 +350,7 @@ def draw(history: History, vocabulary: int, path: Path) -> None:
     uniform = math.log(vocabulary)
     steps = range(1, len(history.train) + 1)
     guess = f"uniform guess, ln {vocabulary}"
-    with picture(path, figsize=(8, 4.8)) as (_, axes):
+    with shared.picture(path, figsize=(8, 4.8)) as (_, axes):
         axes.axhline(uniform, color=GREY, linestyle="--", linewidth=1.2, label=guess)
         axes.plot(steps, history.train, color=PALE, linewidth=0.6, label="train, each batch")
         axes.plot(steps, smooth(history.train), color=BLUE, linewidth=2, label="train, smoothed")
@@ -382,8 +368,8 @@ def draw(history: History, vocabulary: int, path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Train, report and draw; 0 if the loss fell."""
     about = "Train a small character model whose gradients come from gradplan."
-    options = Options(about, steps=2000, quick_steps=120, out="loss.png")
-    options.add("--batch", type=positive, default=128, help="windows a step (%(default)s)")
+    options = shared.Options(about, steps=2000, quick_steps=120, out="loss.png")
+    options.add("--batch", type=shared.positive, default=128, help="windows a step (%(default)s)")
     asked = options.parse(argv)
 
     model_seed, batch_seed, sample_seed = np.random.SeedSequence(asked.seed).generate_state(3)
@@ -393,11 +379,11 @@ def main(argv: list[str] | None = None) -> int:
     model = CharModel(len(corpus.characters), context=context, seed=int(model_seed))
 
     count = sum(p.value.size for p in model.parameters)
-    console.print(
+    shared.console.print(
         f"{len(corpus.train)} training windows, {len(corpus.validation)} for validation, "
         f"{len(corpus.characters)} characters, {count} parameters"
     )
-    with progress(asked.steps) as report:
+    with shared.progress(asked.steps) as report:
         history = train(
             model,
             corpus,
@@ -408,16 +394,15 @@ def main(argv: list[str] | None = None) -> int:
         )
 
     draw(history, len(corpus.characters), asked.out)
-    console.print(f"uniform guess      {uniform:.4f} nats per character")
-    console.print(f"first train loss   {history.first:.4f}")
-    console.print(f"last train loss    {history.last:.4f}")
-    console.print(
-        f"validation loss    {history.validation[-1][1]:.4f} "
-        f"(before training {history.validation[0][1]:.4f})"
-    )
     text = sample(model, corpus, length=240, seed=int(sample_seed))
-    console.print(f"\n{text}\n", markup=False)
-    return finish(history.first, history.last, asked.out)
+    shared.console.print(f"\n{text}\n", markup=False)
+    return shared.finish(
+        asked.out,
+        history.first,
+        history.last,
+        f"validation loss      {history.validation[-1][1]:.6f}",
+        f"uniform guess        {uniform:.6f} nats per character",
+    )
 
 
 if __name__ == "__main__":

@@ -29,18 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shared
 import torch
 from char_lm import TEXT, CharModel, Corpus, LayerNorm, learning_rate, smooth
-from shared import (
-    BLUE,
-    ORANGE,
-    Options,
-    console,
-    finish,
-    picture,
-    positive,
-    progress,
-)
+from shared import BLUE, ORANGE
 from torch import Tensor, nn
 
 import gradplan.torch as gt
@@ -124,11 +116,10 @@ class Run:
 def train(
     source: CharModel,
     corpus: Corpus,
-    *,
     steps: int,
     batch: int,
     seed: int,
-    report: Callable[[float], None] = lambda loss: None,
+    report: Callable[[float], None],
 ) -> tuple[Run, Run]:
     """Train two copies of the model on the same batches: torch's gradients, and gradplan's."""
     rng = np.random.default_rng(seed)
@@ -149,7 +140,7 @@ def draw(runs: tuple[Run, Run], dtype: str, path: Path) -> None:
     names = (("torch", ORANGE), ("torch, under enable()", BLUE))
     theirs, ours = runs
     steps = range(1, len(ours.losses) + 1)
-    with picture(path, 1, 3, figsize=(13, 4.3)) as (_, (left, middle, right)):
+    with shared.picture(path, 1, 3, figsize=(13, 4.3)) as (_, (left, middle, right)):
         for run, (name, colour), width in zip(runs, names, (5, 1.5), strict=True):
             # The first line is wide, or the second would hide it.
             left.plot(steps, smooth(run.losses), color=colour, lw=width, label=name)
@@ -176,8 +167,8 @@ def draw(runs: tuple[Run, Run], dtype: str, path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Train, report and draw; 0 if the loss fell."""
     about = "Train a character model in PyTorch, without and with gradplan.torch.enable()."
-    options = Options(about, steps=1000, quick_steps=60, out="char_lm_torch.png")
-    options.add("--batch", type=positive, default=128, help="windows a step (%(default)s)")
+    options = shared.Options(about, steps=1000, quick_steps=60, out="char_lm_torch.png")
+    options.add("--batch", type=shared.positive, default=128, help="windows a step (%(default)s)")
     options.add("--dtype", choices=("float32", "float64"), default="float32", help="%(default)s")
     asked = options.parse(argv)
 
@@ -189,25 +180,20 @@ def main(argv: list[str] | None = None) -> int:
         seed=int(model_seed),
         dtype=np.dtype(asked.dtype),
     )
-    with progress(asked.steps) as report:
-        runs = train(
-            source,
-            corpus,
-            steps=asked.steps,
-            batch=asked.batch,
-            seed=int(batch_seed),
-            report=report,
-        )
+    with shared.progress(asked.steps) as report:
+        runs = train(source, corpus, asked.steps, asked.batch, int(batch_seed), report)
     draw(runs, asked.dtype, asked.out)
 
     theirs, ours = runs
     apart = np.abs(np.subtract(ours.losses, theirs.losses))
-    console.print(f"first loss           {ours.losses[0]:.4f}")
-    console.print(f"last loss            {ours.losses[-1]:.4f}")
-    console.print(f"furthest apart       {apart.max():.3e}")
-    console.print(f"torch                {np.median(theirs.ms):.3f} ms a step")
-    console.print(f"under enable()       {np.median(ours.ms):.3f} ms a step")
-    return finish(ours.losses[0], ours.losses[-1], asked.out)
+    return shared.finish(
+        asked.out,
+        ours.losses[0],
+        ours.losses[-1],
+        f"furthest apart       {apart.max():.3e}",
+        f"torch                {np.median(theirs.ms):.3f} ms a step",
+        f"under enable()       {np.median(ours.ms):.3f} ms a step",
+    )
 
 
 if __name__ == "__main__":

@@ -26,21 +26,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from shared import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    Adam,
-    Array,
-    Indices,
-    Options,
-    Parameter,
-    console,
-    finish,
-    picture,
-    progress,
-)
+import shared
+from shared import BLUE, GREEN, GREY, ORANGE, Adam, Array, Indices, Parameter
 
 import gradplan as gp
 
@@ -169,7 +156,7 @@ def draw(
     model: CoxModel, test: Cohort, losses: list[float], ranks: list[tuple[int, float]], path: Path
 ) -> None:
     """Coefficients with their intervals, survival by risk, and how both were found."""
-    with picture(path, 1, 3, figsize=(13, 4.3)) as (_, (left, middle, right)):
+    with shared.picture(path, 1, 3, figsize=(13, 4.3)) as (_, (left, middle, right)):
         at = np.arange(len(TRUE))
         reach = 1.96 * model.standard_errors()
         left.axhline(0, color=GREY, lw=0.8)
@@ -211,7 +198,7 @@ def draw(
 def main(argv: list[str] | None = None) -> int:
     """Fit, report and draw; 0 if the loss fell."""
     about = "Fit a Cox model to simulated survival data, with gradplan's gradients."
-    asked = Options(about, steps=100, quick_steps=80, out="cox_survival.png").parse(argv)
+    asked = shared.Options(about, steps=100, quick_steps=80, out="cox_survival.png").parse(argv)
     rng = np.random.default_rng(asked.seed)
     train = Cohort.simulate(4_000 if asked.quick else 100_000, rng)
     test = Cohort.simulate(1_000 if asked.quick else 2_000, rng)
@@ -220,11 +207,11 @@ def main(argv: list[str] | None = None) -> int:
     adam = Adam([model.beta])
     losses: list[float] = []
     ranks: list[tuple[int, float]] = []
-    console.print(
+    shared.console.print(
         f"{len(train.day)} subjects, {train.died.sum()} deaths on "
         f"{len(np.unique(train.day[train.died]))} days"
     )
-    with progress(asked.steps) as report:
+    with shared.progress(asked.steps) as report:
         for step in range(asked.steps):
             losses.append(model.forward())
             if step % max(1, asked.steps // 50) == 0:
@@ -234,17 +221,17 @@ def main(argv: list[str] | None = None) -> int:
             report(losses[-1])
     draw(model, test, losses, ranks, asked.out)
 
-    console.print("true       " + " ".join(f"{b:6.3f}" for b in TRUE))
-    console.print("estimated  " + " ".join(f"{b:6.3f}" for b in model.beta.value))
-    console.print(f"first loss           {losses[0]:.5f}")
-    console.print(f"last loss            {losses[-1]:.5f}")
-    console.print(f"furthest coefficient {np.abs(model.beta.value - TRUE).max():.4f} off")
-    console.print(f"concordance          {ranks[-1][1]:.4f} (at the start {ranks[0][1]:.4f})")
     ours, naive = shifted(model, 100)
-    console.print(
-        f"scores shifted by 100: the gradient moves by {ours:.1e}, exp and cumsum: {naive}"
+    return shared.finish(
+        asked.out,
+        losses[0],
+        losses[-1],
+        f"concordance          {ranks[-1][1]:.4f} (at the start {ranks[0][1]:.4f})",
+        "true coefficients    " + " ".join(f"{b:6.3f}" for b in TRUE),
+        "estimated            " + " ".join(f"{b:6.3f}" for b in model.beta.value),
+        f"furthest off         {np.abs(model.beta.value - TRUE).max():.4f}",
+        f"scores shifted by 100: the gradient moves by {ours:.1e}, exp and cumsum: {naive}",
     )
-    return finish(losses[0], losses[-1], asked.out)
 
 
 if __name__ == "__main__":

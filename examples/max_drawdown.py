@@ -25,19 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared import (
-    BLUE,
-    GREY,
-    ORANGE,
-    Adam,
-    Array,
-    Options,
-    Parameter,
-    console,
-    finish,
-    picture,
-    progress,
-)
+import shared
+from shared import BLUE, GREY, ORANGE, Adam, Array, Parameter
 
 import gradplan as gp
 
@@ -119,7 +108,7 @@ def draw(before: Drawdown, after: Drawdown, losses: list[float], path: Path) -> 
     # The path on which equal weights did as badly as they do on one of ten.
     shown = int(np.argsort(before.worst)[9 * len(before.worst) // 10])
     sides = (("equal weights", before, ORANGE), ("trained weights", after, BLUE))
-    with picture(path, 2, 3, figsize=(13.5, 7.2), width_ratios=(1.6, 1.6, 1)) as (_, axes):
+    with shared.picture(path, 2, 3, figsize=(13.5, 7.2), width_ratios=(1.6, 1.6, 1)) as (_, axes):
         for ax, (name, side, colour) in zip(axes[0], sides, strict=False):
             equity, peak = np.exp(side.equity[shown]), np.exp(side.peak[shown])
             years = np.arange(len(equity)) / DAYS
@@ -160,7 +149,7 @@ def draw(before: Drawdown, after: Drawdown, losses: list[float], path: Path) -> 
 def main(argv: list[str] | None = None) -> int:
     """Train, report and draw; 0 if the loss fell."""
     about = "Choose portfolio weights by their maximum drawdown, with gradplan's gradients."
-    asked = Options(about, steps=120, quick_steps=40, out="max_drawdown.png").parse(argv)
+    asked = shared.Options(about, steps=120, quick_steps=40, out="max_drawdown.png").parse(argv)
     rng = np.random.default_rng(asked.seed)
     paths, years = (64, 2) if asked.quick else (256, 6)
 
@@ -168,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     kept_back = simulate(4 * paths, years, rng)
     adam = Adam([model.theta])
     losses: list[float] = []
-    with progress(asked.steps) as report:
+    with shared.progress(asked.steps) as report:
         for step in range(asked.steps):
             losses.append(model.forward())
             model.backward()
@@ -179,12 +168,10 @@ def main(argv: list[str] | None = None) -> int:
     ratios = [before.forward(), after.forward()]
     draw(before, after, losses, asked.out)
 
-    for name, weight in zip(ASSETS, model.weights, strict=True):
-        console.print(f"  {name:<12} {weight:6.1%}")
-    console.print(f"first loss           {losses[0]:.4f}")
-    console.print(f"last loss            {losses[-1]:.4f}")
-    console.print(f"on paths kept back   {ratios[1]:.4f} (equal weights {ratios[0]:.4f})")
-    return finish(losses[0], losses[-1], asked.out)
+    kept = f"on paths kept back   {ratios[1]:.4f} (equal weights {ratios[0]:.4f})"
+    weights = zip(ASSETS, model.weights, strict=True)
+    shares = [f"  {name:<18} {weight:6.1%}" for name, weight in weights]
+    return shared.finish(asked.out, losses[0], losses[-1], kept, *shares)
 
 
 if __name__ == "__main__":

@@ -28,21 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shared
 from ml_dtypes import bfloat16
-from shared import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PALE,
-    Adam,
-    Array,
-    Options,
-    Parameter,
-    console,
-    finish,
-    picture,
-    progress,
-)
+from shared import BLUE, GREY, ORANGE, PALE, Adam, Array, Parameter
 
 import gradplan as gp
 
@@ -117,11 +105,10 @@ class Network:
 
 @dataclass
 class Trained:
-    """The weights at the end, their average, and the losses along the way."""
+    """The weights at the end, their average, and the loss along the way."""
 
     last: list[Array]
     average: list[Array]
-    train: list[float] = field(default_factory=list)
     # Step, loss on new points of the weights, and of their average.
     test: list[tuple[int, float, float]] = field(default_factory=list)
 
@@ -154,7 +141,6 @@ def train(
         adam.step(0.01)
         # The first averages would remember the start: their decay grows from 0 to DECAY.
         run.average = mixture(run.average, run.last, 1 - min(DECAY, step / (step + 10)))
-        run.train.append(loss)
         if step % max(1, steps // 60) == 0:
             averaged = Network(run.average).forward(*test)
             run.test.append((step + 1, network.forward(*test), averaged))
@@ -217,7 +203,7 @@ def draw(
     path: Path,
 ) -> None:
     """Three decision boundaries; the losses on new points; the mixture; 1 − w in bf16."""
-    with picture(path, 2, 3, figsize=(13, 8.2)) as (_, axes):
+    with shared.picture(path, 2, 3, figsize=(13, 8.2)) as (_, axes):
         boundary(axes[0, 0], plain.last, data, "Neither mixup nor average")
         boundary(axes[0, 1], mixed.last, data, "Mixup")
         boundary(axes[0, 2], mixed.average, data, "Mixup, averaged weights")
@@ -253,7 +239,7 @@ def draw(
 def main(argv: list[str] | None = None) -> int:
     """Train, report and draw; 0 if the loss fell."""
     about = "Train with mixup and averaged weights, with gradplan's gradients of lerp."
-    asked = Options(about, steps=3000, quick_steps=300, out="mixup_ema.png").parse(argv)
+    asked = shared.Options(about, steps=3000, quick_steps=300, out="mixup_ema.png").parse(argv)
     rng = np.random.default_rng(asked.seed)
     data = spirals(200, 0.05, 0.08, rng)
     kept = spirals(500, 0.05, 0, rng)
@@ -261,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     start = initial(32 if asked.quick else 96, rng)
 
     runs = []
-    with progress(2 * asked.steps) as report:
+    with shared.progress(2 * asked.steps) as report:
         for mixup in (False, True):
             run = train(
                 start, data, test, steps=asked.steps, seed=asked.seed, mixup=mixup, report=report
@@ -279,11 +265,9 @@ def main(argv: list[str] | None = None) -> int:
         "learned mixture": best,
     }
     losses = {name: Network(values).forward(*test) for name, values in named.items()}
-    console.print(f"first loss           {mixed.test[0][1]:.4f} on new points")
-    for name, loss in losses.items():
-        console.print(f"{name:<20} {loss:.4f}")
-    console.print(f"w                    {way[-1][0]:.4f}")
-    return finish(mixed.test[0][1], losses["mixup, averaged"], asked.out)
+    findings = [f"{name:<20} {loss:.6f} on new points" for name, loss in losses.items()]
+    findings.append(f"learned w            {way[-1][0]:.4f}")
+    return shared.finish(asked.out, mixed.test[0][2], losses["mixup, averaged"], *findings)
 
 
 if __name__ == "__main__":

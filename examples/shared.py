@@ -149,9 +149,11 @@ def picture(path: Path, *shape: int, **options: Any) -> Iterator[tuple[Any, Any]
         plt.close(figure)
 
 
-def finish(first: float, last: float, path: Path) -> int:
-    """Say where the picture is; the exit code is 0 if the loss fell."""
-    console.print(f"picture: {path}", markup=False, soft_wrap=True)
+def finish(path: Path, first: float, last: float, *findings: str) -> int:
+    """Report the losses, what else was found and the picture; exit code 0 if the loss fell."""
+    losses = (f"first loss           {first:.6f}", f"last loss            {last:.6f}")
+    for line in (*losses, *findings, f"picture: {path}"):
+        console.print(line, markup=False, soft_wrap=True)
     if not last < first:
         print("The loss did not fall.", file=sys.stderr)
         return 1

@@ -31,19 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared import (
-    BLUE,
-    ORANGE,
-    Adam,
-    Array,
-    Indices,
-    Options,
-    Parameter,
-    console,
-    finish,
-    picture,
-    progress,
-)
+import shared
+from shared import BLUE, ORANGE, Adam, Array, Indices, Parameter
 
 import gradplan as gp
 
@@ -199,7 +188,7 @@ def draw(
 ) -> None:
     """Views of the scene, the start and the result; the loss; the gradient along one ray."""
     widths = (1, 1, 1, 1.9)
-    with picture(path, 3, 4, figsize=(12, 7.2), width_ratios=widths) as (figure, axes):
+    with shared.picture(path, 3, 4, figsize=(12, 7.2), width_ratios=widths) as (figure, axes):
         for row, (name, images) in zip(axes, views.items(), strict=True):
             for ax, image in zip(row, images, strict=False):
                 ax.imshow(np.clip(image, 0, 1))
@@ -240,7 +229,8 @@ def draw(
 def main(argv: list[str] | None = None) -> int:
     """Fit, report and draw; 0 if the loss fell."""
     about = "Fit a voxel grid to pictures by volume rendering, with gradplan's gradients."
-    asked = Options(about, steps=1500, quick_steps=100, out="volume_rendering.png").parse(argv)
+    options = shared.Options(about, steps=1500, quick_steps=100, out="volume_rendering.png")
+    asked = options.parse(argv)
     grid, pixels, samples, batch = (14, 20, 36, 512) if asked.quick else (32, 64, 80, 2048)
     count = 16 if asked.quick else 40
     start_seed, ray_seed = np.random.SeedSequence(asked.seed).generate_state(2)
@@ -265,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
 
     naive = run(Renderer(start.copy(), quotient_cumprod), lambda loss: None)
     fitted = Renderer(start.copy())
-    with progress(asked.steps) as report:
+    with shared.progress(asked.steps) as report:
         losses = run(fitted, report)
     views = {"scene": looks(truth), "start": looks(Renderer(start)), "result": looks(fitted)}
     draw(views, losses, naive, asked.out)
@@ -274,11 +264,13 @@ def main(argv: list[str] | None = None) -> int:
         -10 * math.log10(np.mean((views[v][2] - views["scene"][2]) ** 2))
         for v in ("start", "result")
     )
-    console.print(f"first loss           {losses[0]:.6f}")
-    console.print(f"last loss            {losses[-1]:.6f}")
-    console.print(f"view kept back       {after:.2f} dB (at the start {before:.2f})")
-    console.print(f"dividing by t        loss {naive[-1]} at step {len(naive)}")
-    return finish(losses[0], losses[-1], asked.out)
+    return shared.finish(
+        asked.out,
+        losses[0],
+        losses[-1],
+        f"view kept back       {after:.2f} dB (at the start {before:.2f})",
+        f"dividing by t        loss {naive[-1]} at step {len(naive)}",
+    )
 
 
 if __name__ == "__main__":
