@@ -52,6 +52,8 @@ class Norm(nn.Module):  # type: ignore[misc]
 
 
 class Block(nn.Module):  # type: ignore[misc]
+    """y = x + relu(norm(x)) W + b."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = Norm(width)

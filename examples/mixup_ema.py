@@ -131,6 +131,7 @@ def train(
     rng = np.random.default_rng(seed)
     network = Network([value.copy() for value in start])
     adam = Adam(network.parameters)
+    # Adam writes in place: `last` holds the weights as they are after any step.
     run = Trained([p.value for p in network.parameters], start)
     for step in range(steps):
         chosen = rng.integers(len(data[0]), size=64)

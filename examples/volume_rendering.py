@@ -94,14 +94,14 @@ def scene(grid: int) -> Array:
     x, y, z = np.meshgrid(axis, axis, axis, indexing="ij")
     table = np.ones((grid, grid, grid, 4), np.float32)
 
-    def put(where: Any, colour: tuple[float, float, float], transparency: float = 0) -> None:
-        table[where] = (transparency, *colour)
+    def put(where: Any, *colour: float) -> None:
+        table[where] = (0, *colour)
 
-    put((z < -0.7) & (z > -0.85), (0.15, 0.35, 0.65))
+    put((z < -0.7) & (z > -0.85), 0.15, 0.35, 0.65)
     chequer = np.floor(2.5 * x + 20) + np.floor(2.5 * y + 20)
-    put((z < -0.7) & (z > -0.85) & (chequer % 2 == 0), (0.55, 0.8, 0.75))
-    put(x**2 + y**2 + (z + 0.25) ** 2 < 0.45**2, (0.9, 0.45, 0.15))
-    put((np.hypot(x, y) - 0.7) ** 2 + (z - 0.25) ** 2 < 0.14**2, (0.5, 0.25, 0.65))
+    put((z < -0.7) & (z > -0.85) & (chequer % 2 == 0), 0.55, 0.8, 0.75)
+    put(x**2 + y**2 + (z + 0.25) ** 2 < 0.45**2, 0.9, 0.45, 0.15)
+    put((np.hypot(x, y) - 0.7) ** 2 + (z - 0.25) ** 2 < 0.14**2, 0.5, 0.25, 0.65)
     return with_air(table)
 
 
