@@ -7,15 +7,13 @@ what its backward pass needs, and the two passes stand next to each other, so th
 from top to bottom as an account of what a training step does.
 
     python examples/char_lm.py                        # half a minute on two cores, writes loss.png
-    python examples/char_lm.py --steps 300 --out quick.png
+    python examples/char_lm.py --quick --out quick.png
 
 The text, examples/data/tides.txt, was written for this example.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import math
 import sys
 from collections.abc import Callable
@@ -24,27 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+import shared
+from shared import BLUE, GREY, ORANGE, PALE, Adam, Array, Indices, Parameter
 
 import gradplan as gp
 
-# The arithmetic follows the dtype of the parameters: float32 to train, float64 when a test compares
-# these gradients with finite differences.
-Array = npt.NDArray[np.floating[Any]]
-Indices = npt.NDArray[np.int64]
-
 TEXT = Path(__file__).resolve().parent / "data" / "tides.txt"
 PROMPT = "In the morning the keeper went "
-
-
-class Parameter:
-    """A trained array and the gradient that the last backward pass left for it."""
-
-    def __init__(self, value: Array) -> None:
-        self.value = value
-        self.grad: Array = np.zeros_like(value)
 
 
 class Embedding:
@@ -244,36 +228,6 @@ class CharModel:
         self.embed.backward(self.forget.backward(dh))
 
 
-class Adam:
-    """Adam with decoupled weight decay on the matrices."""
-
-    def __init__(
-        self,
-        parameters: list[Parameter],
-        betas: tuple[float, float] = (0.9, 0.99),
-        epsilon: float = 1e-8,
-        decay: float = 1.0,
-    ) -> None:
-        self.parameters = parameters
-        self.betas = betas
-        self.epsilon = epsilon
-        self.decay = decay
-        self.moments = [(np.zeros_like(p.value), np.zeros_like(p.value)) for p in parameters]
-        self.count = 0
-
-    def step(self, rate: float) -> None:
-        self.count += 1
-        b1, b2 = self.betas
-        # Both averages start at zero; these factors undo that bias.
-        scale1, scale2 = 1 / (1 - b1**self.count), 1 / (1 - b2**self.count)
-        for p, (m, v) in zip(self.parameters, self.moments, strict=True):
-            m += (1 - b1) * (p.grad - m)
-            v += (1 - b2) * (p.grad * p.grad - v)
-            if p.value.ndim > 1:
-                p.value *= 1 - rate * self.decay
-            p.value -= (rate * scale1) * m / (np.sqrt(scale2 * v) + self.epsilon)
-
-
 class Corpus:
     """The text as numbers, cut into windows of `context` characters and the one that follows."""
 
@@ -339,7 +293,7 @@ def train(
 ) -> History:
     """Train for a number of steps and validate about twenty times on the way."""
     rng = np.random.default_rng(seed)
-    adam = Adam(model.parameters)
+    adam = Adam(model.parameters, decay=1.0)
     history = History()
 
     def validate(step: int) -> None:
@@ -392,110 +346,63 @@ def smooth(values: list[float], reach: int = 25) -> list[float]:
 
 
 def draw(history: History, vocabulary: int, path: Path) -> None:
-    """Save the loss curve as a PNG picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """Save the loss curve as a picture."""
     uniform = math.log(vocabulary)
-    figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
     steps = range(1, len(history.train) + 1)
     guess = f"uniform guess, ln {vocabulary}"
-    axes.axhline(uniform, color="0.35", linestyle="--", linewidth=1.2, label=guess)
-    axes.plot(steps, history.train, color="#9ec5e8", linewidth=0.6, label="train, each batch")
-    axes.plot(steps, smooth(history.train), color="#1f5fa8", linewidth=2, label="train, smoothed")
-    at, losses = zip(*history.validation, strict=True)
-    axes.plot(at, losses, "o", color="#d1622b", markersize=5, label="validation")
-    axes.set_xlabel("training step")
-    axes.set_ylabel("loss (nats per character)")
-    axes.set_title("Character model trained with gradplan's gradients", loc="left")
-    axes.set_xlim(0, len(history.train) * 1.01)
-    axes.set_ylim(0, uniform * 1.1)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9")
-    axes.legend(frameon=False)
-    figure.savefig(path, format="png", dpi=150)
-    plt.close(figure)
-
-
-def positive(text: str) -> int:
-    """An argparse type: a whole number of at least one."""
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    with shared.picture(path, figsize=(8, 4.8)) as (_, axes):
+        axes.axhline(uniform, color=GREY, linestyle="--", linewidth=1.2, label=guess)
+        axes.plot(steps, history.train, color=PALE, linewidth=0.6, label="train, each batch")
+        axes.plot(steps, smooth(history.train), color=BLUE, linewidth=2, label="train, smoothed")
+        at, losses = zip(*history.validation, strict=True)
+        axes.plot(at, losses, "o", color=ORANGE, markersize=5, label="validation")
+        axes.set_xlabel("training step")
+        axes.set_ylabel("loss (nats per character)")
+        axes.set_title("Character model trained with gradplan's gradients")
+        axes.set_xlim(0, len(history.train) * 1.01)
+        axes.set_ylim(0, uniform * 1.1)
+        axes.grid(axis="x", visible=False)
+        axes.legend()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train, report and draw; 0 if the loss fell."""
-    parser = argparse.ArgumentParser(
-        description="Train a small character model whose gradients come from gradplan."
-    )
-    parser.add_argument("--steps", type=positive, default=2000, help="training steps (%(default)s)")
-    parser.add_argument("--batch", type=positive, default=128, help="windows a step (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("loss.png"), help="picture of the loss (%(default)s)"
-    )
-    options = parser.parse_args(argv)
+    about = "Train a small character model whose gradients come from gradplan."
+    options = shared.Options(about, steps=2000, quick_steps=120, out="loss.png")
+    options.add("--batch", type=shared.positive, default=128, help="windows a step (%(default)s)")
+    asked = options.parse(argv)
 
-    if options.out.is_dir():
-        parser.error(f"--out names a folder, not a picture: {options.out}")
-    # Asked before the training and not after it, when the answer would cost half a minute.
-    if importlib.util.find_spec("matplotlib") is None:
-        print(
-            "The loss curve is drawn by matplotlib, which is missing: pip install gradplan[bench]",
-            file=sys.stderr,
-        )
-        return 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-
-    model_seed, batch_seed, sample_seed = np.random.SeedSequence(options.seed).generate_state(3)
+    model_seed, batch_seed, sample_seed = np.random.SeedSequence(asked.seed).generate_state(3)
     context = 16
     corpus = Corpus(TEXT.read_text(encoding="ascii"), context)
     uniform = math.log(len(corpus.characters))
     model = CharModel(len(corpus.characters), context=context, seed=int(model_seed))
 
-    console = Console(highlight=False)
     count = sum(p.value.size for p in model.parameters)
-    console.print(
+    shared.console.print(
         f"{len(corpus.train)} training windows, {len(corpus.validation)} for validation, "
         f"{len(corpus.characters)} characters, {count} parameters"
     )
-    with Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
-        task = progress.add_task("training", total=options.steps, loss=uniform)
+    with shared.progress(asked.steps) as report:
         history = train(
             model,
             corpus,
-            steps=options.steps,
-            batch=options.batch,
+            steps=asked.steps,
+            batch=asked.batch,
             seed=int(batch_seed),
-            report=lambda loss: progress.update(task, advance=1, loss=loss),
+            report=report,
         )
 
-    draw(history, len(corpus.characters), options.out)
-    console.print(f"uniform guess      {uniform:.4f} nats per character")
-    console.print(f"first train loss   {history.first:.4f}")
-    console.print(f"last train loss    {history.last:.4f}")
-    console.print(
-        f"validation loss    {history.validation[-1][1]:.4f} "
-        f"(before training {history.validation[0][1]:.4f})"
-    )
+    draw(history, len(corpus.characters), asked.out)
     text = sample(model, corpus, length=240, seed=int(sample_seed))
-    console.print(f"\n{text}\n", markup=False)
-    console.print(f"loss curve: {options.out}", markup=False, soft_wrap=True)
-    if not history.last < history.first:
-        print("The loss did not fall.", file=sys.stderr)
-        return 1
-    return 0
+    shared.console.print(f"\n{text}\n", markup=False)
+    return shared.finish(
+        asked.out,
+        history.first,
+        history.last,
+        f"validation loss      {history.validation[-1][1]:.6f}",
+        f"uniform guess        {uniform:.6f} nats per character",
+    )
 
 
 if __name__ == "__main__":
