@@ -225,7 +225,7 @@ def break_launches(monkeypatch, damage):
 
     def broken(self, stream=None):
         launch(self, stream)
-        damage(self._keep[2])
+        damage(self._keep[1])
 
     monkeypatch.setattr(gp.plans.BoundLaunch, "__call__", broken)
 

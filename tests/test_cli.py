@@ -172,7 +172,7 @@ def test_a_miss_is_an_error_even_where_time_is_out(monkeypatch, capsys):
 
 
 def test_what_takes_long_tells_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(cli.verify, "_TELL_EVERY_S", -1.0)
     assert cli.main([*QUICK, "--kind", "sum"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[1].partition(",")[0] for line in told] == [
@@ -193,7 +193,7 @@ def test_rows_of_one_kind_and_element_are_joined():
 
 def test_processes_share_the_work():
     todo = [task for task in verify.tasks(quick=True) if task.kind in ("sum", "mean")]
-    rows = list(verify.verify(todo, jobs=2))
+    rows = [row for _, row in verify.verify(todo, jobs=2)]
     assert {row.kind for row in rows} == {"sum", "mean"}
     assert all(row.ok for row in rows)
 

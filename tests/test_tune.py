@@ -187,7 +187,7 @@ def test_a_wrong_result_of_the_table_itself_is_an_error(asked, monkeypatch, tmp_
 
     def broken(self, stream=None):
         launched(self, stream)
-        self._keep[2].dx[1, 5].mul_(1.01)
+        self._keep[1].dx[1, 5].mul_(1.01)
 
     monkeypatch.setattr(gp.plans.BoundLaunch, "__call__", broken)
     path = tmp_path / "t.json"
