@@ -15,7 +15,7 @@ import pytest
 import gradplan as gp
 from gradplan import cli
 from gradplan.backends import reference
-from gradplan.bench import command, forwards, lazy, markdown, measure, oracle, peers, workers
+from gradplan.bench import forwards, lazy, markdown, measure, oracle, peers, session, workers
 from gradplan.bench.clocks import Effort, Timing
 from gradplan.bench.problems import build, floor_bytes, question
 from gradplan.bench.results import Results, lowest_shares, read, speedups
@@ -394,8 +394,8 @@ def test_a_peer_that_hangs_is_noted_once_and_not_tried_again(monkeypatch, tmp_pa
             return super().ask(name, *given, limit_s=limit_s)
 
     tried = []
-    monkeypatch.setattr(command, "Here", Hangs)
-    monkeypatch.setattr(command._Bench, "_groups", lambda self, names: [(name,) for name in names])
+    monkeypatch.setattr(session, "Here", Hangs)
+    monkeypatch.setattr(session.Session, "_groups", lambda self, names: [(name,) for name in names])
     path = tmp_path / "h.json"
     argv = [*BENCH, "--case", "columns", "--peer-limit", "7", "--no-host"]
     assert cli.main([*argv, "--json", str(path)]) == 0

@@ -91,7 +91,7 @@ def add_command(
     return parser
 
 
-def add_choices(parser: argparse.ArgumentParser, elements: str = "default: all") -> None:
+def add_choices(parser: argparse._ActionsContainer, elements: str = "default: all") -> None:
     """--family, --kind and --element, each for one or several names."""
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
     parser.add_argument(
@@ -185,8 +185,9 @@ def _scaled(value: float, units: Sequence[str], step: float) -> str:
     while value >= 0.9995 * step and place < len(units) - 1:
         value /= step
         place += 1
-    digits = 0 if value == 0 else max(0, 2 - int(log10(max(value, 1))))
-    text = f"{value:.{digits}f}" if place or value != int(value) else f"{value:.0f}"
+    digits = max(0, 2 - int(log10(max(value, 1))))
+    whole = value == int(value)
+    text = f"{value:.0f}" if whole else f"{value:.{digits}f}"
     return f"{text} {units[place]}"
 
 

@@ -23,7 +23,18 @@ from ..kinds import OpCategory
 from .forwards import VIEW_KINDS
 from .measure import OURS, Request
 
-__all__ = ["Results", "lowest_shares", "read", "speedups", "write"]
+__all__ = [
+    "STDOUT",
+    "Results",
+    "finite",
+    "lowest_shares",
+    "read",
+    "speedups",
+    "write",
+]
+
+STDOUT = Path("-")
+"""What stands for stdout where a file is named."""
 
 _TIMES = ("ms", "ms_min", "ms_p20", "ms_p80", "repeats")
 
@@ -120,18 +131,18 @@ class Results:
 
 def write(path: Path, found: dict[str, Any]) -> None:
     """Put a file there in one step: it is whole at any time."""
-    text = json.dumps(_finite(found), indent=1, ensure_ascii=False)
+    text = json.dumps(finite(found), indent=1, ensure_ascii=False)
     beside = path.with_name(path.name + ".part")
     beside.write_text(text + "\n")
     os.replace(beside, path)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same in what JSON knows: it has no infinity."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -140,7 +151,10 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InvalidProblem(f"{path}: cannot be read as results: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidProblem(f"{path}: cannot be read as results: {reason}") from None
+    if not isinstance(found, dict):
+        raise InvalidProblem(f"{path}: not a file of results")
     absent = {"device", "versions", "copy_bandwidth", "rows", "host_us"} - found.keys()
     if absent:
         raise InvalidProblem(f"{path}: not a file of results: no {', '.join(sorted(absent))}")

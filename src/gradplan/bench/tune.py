@@ -19,7 +19,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import __version__
@@ -30,6 +29,7 @@ from ..backends.gpu.table import table_of
 from ..errors import InvalidProblem
 from ..kinds import BackendKind
 from ..sku import PlanPreference
+from ..terminal import add_command, positive, progress
 from .clocks import Effort
 from .lazy import needed
 from .measure import OURS, Request
@@ -47,11 +47,17 @@ _LISTED = "sm_90"
 
 def add_parser(commands: Any) -> None:
     """Add `tune` to the commands of the command line."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "tune",
+        run,
         help="measure again which thresholds the GPU's table should have",
         description="Try other values for each threshold of the GPU's table, on the problems that "
         "it decides. Every result is checked before it is timed. Nothing is changed.",
+        examples=[
+            "gradplan tune --list",
+            "gradplan tune --device cuda --fields joined_rows --json tuned.json",
+        ],
     )
     parser.add_argument(
         "--device", default="cuda", help="cuda or cuda:N; cpu is Triton's interpreter"
@@ -71,10 +77,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--time", type=float, default=50.0, metavar="MS", help="device time a row (default: 50)"
     )
-    parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each row")
+    parser.add_argument("--repeats", type=positive, metavar="N", help="repetitions of each row")
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=positive,
         default=len(os.sched_getaffinity(0)),
         help="processes that compile in advance (default: one a core)",
     )
@@ -82,7 +88,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--in-process", action="store_true", help="measure in this process, for debuggers"
     )
-    parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -230,17 +235,6 @@ class _Tuning:
         limit = self.options.stop_after
         return float("inf") if limit is None else limit - (time.monotonic() - self.begin)
 
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-
     def _compile(self, asked: Sequence[Question]) -> None:
         """Fill Triton's cache with every kernel, in many processes: there it takes longest."""
         todo: dict[Any, Variant] = {}
@@ -251,20 +245,20 @@ class _Tuning:
                         variant = Variant(step, _POINTER_BYTES, probe.element, str(probe))
                         todo.setdefault(variant.key, variant)
         capability = int(self.arch.removeprefix("sm_"))
-        with self._progress() as progress:
-            bar = progress.add_task("compiling", total=len(todo))
+        with progress() as bars:
+            bar = bars.add_task("compiling", total=len(todo))
             pairs = [(variant, capability) for variant in todo.values()]
             # What fails here, fails again where it is measured, and is told there.
             with closing(aot.build_all(pairs, self.options.jobs)) as building:
                 for _ in building:
-                    progress.advance(bar)
+                    bars.advance(bar)
                     if self._left_s() <= 0:
                         break
 
     def _answers(self, asked: Sequence[Question]) -> Iterator[Answer]:
         total = sum(len(question.probes) * len(question.tables) for question in asked)
-        with self._progress() as progress:
-            bar = progress.add_task("measuring", total=total)
+        with progress() as bars:
+            bar = bars.add_task("measuring", total=total)
             for question in asked:
                 answer = Answer(question)
                 for probe in question.probes:
@@ -275,9 +269,9 @@ class _Tuning:
                             if answer.rows:
                                 yield answer
                             return
-                        progress.update(bar, description=f"{question.name} {value}, {probe}")
+                        bars.update(bar, description=f"{question.name} {value}, {probe}")
                         answer.rows[probe, value] = self._row(question, probe, value)
-                        progress.advance(bar)
+                        bars.advance(bar)
                 yield answer
 
     def _row(self, question: Question, probe: Probe, value: str) -> dict[str, Any] | None:
