@@ -113,12 +113,10 @@ class Page:
 
     def click(self, selector, k=0):
         """A click of the mouse in the middle of an element, as a reader would."""
-        self.run(
-            f"document.querySelectorAll({selector!r})[{k}].scrollIntoView({{block: 'center'}})"
-        )
-        code = "(box => [box.x + box.width / 2, box.y + box.height / 2])"
-        code += f"(document.querySelectorAll({selector!r})[{k}].getBoundingClientRect())"
-        x, y = self.run(code)
+        node = f"document.querySelectorAll({selector!r})[{k}]"
+        self.run(f"{node}.scrollIntoView({{block: 'center'}})")
+        middle = "(box => [box.x + box.width / 2, box.y + box.height / 2])"
+        x, y = self.run(f"{middle}({node}.getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

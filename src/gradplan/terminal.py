@@ -26,6 +26,7 @@ from .registry import ELEMENTS, KINDS
 
 __all__ = [
     "EXIT_CODES",
+    "STOPPED",
     "Parser",
     "add_choices",
     "add_command",
@@ -48,6 +49,7 @@ EXIT_CODES = """exit codes:
   3    the run was stopped before its end
   130  interrupted"""
 
+STOPPED = 3
 FAMILIES = [family.value for family in OpCategory]
 KIND_NAMES = [spec.kind.value for spec in KINDS.values()]
 ELEMENT_NAMES = [element.value for element in ELEMENTS]

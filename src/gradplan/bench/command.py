@@ -12,6 +12,7 @@ from ..errors import InvalidProblem
 from ..kinds import ElementKind
 from ..registry import KINDS
 from ..terminal import (
+    STOPPED,
     add_choices,
     add_command,
     console,
@@ -35,7 +36,6 @@ __all__ = ["add_parser"]
 
 _QUICK = Effort(time_ms=2.0, repeats=3)
 _NO_PEER = "none"
-_STOPPED = 3
 
 
 def add_parser(commands: Any) -> None:
@@ -221,7 +221,7 @@ def _measure(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
         results = session.run(requests)
     finally:
         session.close()
-    code = 1 if session.failed else _STOPPED if session.stopped else 0
+    code = 1 if session.failed else STOPPED if session.stopped else 0
     return results.plain(), code
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -29,11 +28,11 @@ from ..backends.gpu.table import table_of
 from ..errors import InvalidProblem
 from ..kinds import BackendKind
 from ..sku import PlanPreference
-from ..terminal import add_command, positive, progress
+from ..terminal import STOPPED, add_command, console, positive, print_json, progress, remarks
 from .clocks import Effort
 from .lazy import needed
 from .measure import OURS, Request
-from .results import write
+from .results import STDOUT, finite, write
 from .thresholds import FIELDS, Probe, Question, questions, steps_of
 from .workers import Apart, Failed, Here, TookTooLong, Worker
 
@@ -70,7 +69,9 @@ def add_parser(commands: Any) -> None:
         metavar="FIELD",
         help="only these (default: all; see --list)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all that is found here")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="keep all that is found here; - is stdout"
+    )
     parser.add_argument(
         "--stop-after", type=float, metavar="SECONDS", help="end in good order by then"
     )
@@ -119,7 +120,7 @@ def _show_fields(names: Sequence[str] | None) -> None:
             values = (f"[{one}]" if one == question.now else one for one in question.tables)
             probes = ", ".join(map(str, question.probes))
             table.add_row(question.name, escape(" ".join(values)), probes)
-    Console().print(table)
+    console().print(table)
 
 
 @dataclass
@@ -193,7 +194,8 @@ class _Tuning:
         self.begin = time.monotonic()
         self.options = options
         self.worker = worker
-        self.console = Console()
+        self.stopped = False
+        self.console = remarks() if options.json == STDOUT else console()
         self.effort = Effort(options.time, options.repeats)
         self.preference = PlanPreference(backend=BackendKind.TRITON)
         self.arch = ""
@@ -229,7 +231,9 @@ class _Tuning:
             for answer in answers
             for (_, value), row in answer.rows.items()
         )
-        return 1 if wrong else 0
+        if options.json == STDOUT:
+            print_json(finite(self._plain(about, answers)))
+        return 1 if wrong else STOPPED if self.stopped else 0
 
     def _left_s(self) -> float:
         limit = self.options.stop_after
@@ -265,6 +269,7 @@ class _Tuning:
                     # What is now comes first: a run that is stopped can still compare.
                     for value in sorted(question.tables, key=lambda one: one != question.now):
                         if self._left_s() <= 0:
+                            self.stopped = True
                             self.console.print("Out of time: the rest was not measured.")
                             if answer.rows:
                                 yield answer
@@ -341,14 +346,17 @@ class _Tuning:
             self.console.print(f"{len(answers)} of {asked} questions were answered.")
 
     def _save(self, about: dict[str, Any], answers: Iterable[Answer]) -> None:
-        if self.options.json is not None:
-            found = {
-                "gradplan": __version__,
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                **about,
-                "questions": [answer.plain() for answer in answers],
-            }
-            write(self.options.json, found)
+        if self.options.json not in (None, STDOUT):
+            write(self.options.json, self._plain(about, answers))
+
+    @staticmethod
+    def _plain(about: dict[str, Any], answers: Iterable[Answer]) -> dict[str, Any]:
+        return {
+            "gradplan": __version__,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **about,
+            "questions": [answer.plain() for answer in answers],
+        }
 
 
 def _cell(row: dict[str, Any] | None) -> str:

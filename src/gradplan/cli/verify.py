@@ -22,6 +22,7 @@ from ..errors import InvalidProblem
 from ..kinds import ElementKind, OpCategory
 from ..registry import KINDS, KindSpec
 from ..terminal import (
+    STOPPED,
     add_choices,
     add_command,
     console,
@@ -38,7 +39,6 @@ from ..verify import Row, Task, merged, tasks, verify
 __all__ = ["add_parser"]
 
 _MISSES_SHOWN = 5
-_STOPPED = 3
 _TELL_EVERY_S = 10.0
 
 
@@ -133,7 +133,7 @@ def _verify(options: argparse.Namespace) -> int:
         text = f"Stopped after {took:.0f} s: {done} of {planned} cases were run."
         print(text, file=sys.stderr)
     if all(row.ok for row in rows):
-        return _STOPPED if stopped else 0
+        return STOPPED if stopped else 0
     return 1
 
 
