@@ -333,7 +333,7 @@ def test_a_run_that_must_stop_keeps_what_it_has(tmp_path, capsys):
         (["--table", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--kind", "median"], "no kind 'median'"),
         (["--element", "int8"], "no element 'int8'"),
-        (["--shape", "8x"], "expected 8192x8192"),
+        (["--shape", "8x"], "expected a shape like 8192x8192"),
         (["--shapes", "nowhere.txt"], "nowhere.txt: cannot be read as shapes"),
         (["--from", "nowhere.json", "--html", "r.html"], "nowhere.json: cannot be read"),
         (["--against", "nowhere.json"], "nowhere.json: cannot be read"),

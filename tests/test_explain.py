@@ -183,7 +183,7 @@ def test_an_embedding_has_words_of_its_own(capsys):
     [
         (["softmx", "--shape", "8"], "no kind 'softmx' (did you mean 'softmax'?)"),
         (["softmax"], "--shape"),
-        (["softmax", "--shape", "8y8"], "expected 8192x8192, got '8y8'"),
+        (["softmax", "--shape", "8y8"], "expected a shape like 8192x8192, got '8y8'"),
         (["softmax", "--shape", "8x8", "--axis", "2"], "out of range"),
         (["softmax", "--shape", "8x8", "--axis", "0,1"], "one axis"),
         (["softmax", "--shape", "8x8", "--dtype", "int8"], "int8"),

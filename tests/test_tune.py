@@ -227,7 +227,9 @@ def test_kernels_are_compiled_in_advance_once_each(asked, monkeypatch):
             yield variant
 
     monkeypatch.setattr(tune.aot, "build_all", build_all)
-    options = SimpleNamespace(jobs=3, time=1.0, repeats=1, stop_after=None, device="cuda")
+    options = SimpleNamespace(
+        jobs=3, time=1.0, repeats=1, stop_after=None, device="cuda", json=None
+    )
     tuning = tune._Tuning(options, None)
     tuning.arch = "sm_90"
     tuning._compile(list(thresholds.questions(NOW)))

@@ -25,7 +25,10 @@ from .kinds import OpCategory
 from .registry import ELEMENTS, KINDS
 
 __all__ = [
+    "ELEMENT_NAMES",
     "EXIT_CODES",
+    "FAMILIES",
+    "KIND_NAMES",
     "STOPPED",
     "Parser",
     "add_choices",
@@ -33,6 +36,7 @@ __all__ = [
     "bytes_text",
     "console",
     "new_table",
+    "parse_shape",
     "positive",
     "print_json",
     "progress",
@@ -40,6 +44,7 @@ __all__ = [
     "remarks",
     "seconds_text",
     "shape_of",
+    "write_text",
 ]
 
 EXIT_CODES = """exit codes:
@@ -115,11 +120,19 @@ def add_choices(parser: argparse._ActionsContainer, elements: str = "default: al
 def shape_of(text: str) -> tuple[int, ...]:
     """An option's shape: 8192x8192."""
     try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """8192x8192 → (8192, 8192), or `ValueError` with what is wrong."""
+    try:
         shape = tuple(int(part) for part in text.lower().replace("*", "x").split("x"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected 8192x8192, got {text!r}") from None
+        raise ValueError(f"expected a shape like 8192x8192, got {text!r}") from None
     if min(shape) < 1:
-        raise argparse.ArgumentTypeError("extents are at least 1")
+        raise ValueError(f"extents are at least 1, got {text}")
     return shape
 
 

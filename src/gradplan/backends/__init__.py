@@ -125,14 +125,20 @@ class _ReferenceBackend:
 
 
 class _TritonBackend:
-    """A GPU; or, without an index, Triton's interpreter on CPU memory."""
+    """A GPU; or, without an index, Triton's interpreter on CPU memory.
+
+    Of a GPU that is not `here` all can be told, and nothing can be run: no array lies on it.
+    """
 
     kind = BackendKind.TRITON
 
-    def __init__(self, arch: str, device: int | None, processors: int | None) -> None:
+    def __init__(
+        self, arch: str, device: int | None, processors: int | None, here: bool = True
+    ) -> None:
         self.arch = arch
         self.device = device
         self._processors = processors
+        self._here = here
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
         from .gpu.precision import guarantee
@@ -150,8 +156,11 @@ class _TritonBackend:
         strides: Mapping[str, tuple[int, ...]],
         index_shape: Sequence[int] | None = None,
     ) -> Program:
-        from .gpu.programs import prepare
+        from .gpu.programs import choose, prepare
+        from .gpu.table import table_of
 
+        if not self._here:
+            return choose(desc, strides, table_of(self.arch, self._processors), index_shape)
         return prepare(desc, strides, self.arch, self.device, index_shape, self._processors)
 
     def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
@@ -159,21 +168,6 @@ class _TritonBackend:
         from .gpu.table import table_of
 
         return others(desc, strides, table_of(self.arch, self._processors))
-
-
-class _GpuElsewhere(_TritonBackend):
-    """A GPU that is not here: all can be told, and nothing run, for no array lies on it."""
-
-    def prepare(
-        self,
-        desc: Any,
-        strides: Mapping[str, tuple[int, ...]],
-        index_shape: Sequence[int] | None = None,
-    ) -> Program:
-        from .gpu.programs import choose
-        from .gpu.table import table_of
-
-        return choose(desc, strides, table_of(self.arch, self._processors), index_shape)
 
 
 _NUMBA, _REFERENCE = _NumbaBackend(), _ReferenceBackend()
@@ -202,7 +196,8 @@ def find(device: str, preference: PlanPreference) -> Backend:
     if _ARCH.fullmatch(name) and (not index or index.isdigit()):
         if wanted not in (None, BackendKind.TRITON):
             raise _not_on_gpu(wanted)
-        return _kept(device, lambda: _GpuElsewhere(name, None, int(index) if index else None))
+        processors = int(index) if index else None
+        return _kept(device, lambda: _TritonBackend(name, None, processors, here=False))
     if name != "cuda" or (index and not index.isdigit()):
         raise Unsupported(
             f"device {device!r}: expected 'cpu', 'cuda' or 'cuda:N'; or 'sm_90', and the like, for "

@@ -9,7 +9,6 @@ or a peer's "note", says why.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
@@ -20,6 +19,7 @@ from typing import Any
 from .. import __version__
 from ..errors import InvalidProblem
 from ..kinds import OpCategory
+from ..terminal import write_text
 from .forwards import VIEW_KINDS
 from .measure import OURS, Request
 
@@ -132,9 +132,7 @@ class Results:
 def write(path: Path, found: dict[str, Any]) -> None:
     """Put a file there in one step: it is whole at any time."""
     text = json.dumps(finite(found), indent=1, ensure_ascii=False)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text + "\n")
-    os.replace(beside, path)
+    write_text(path, text + "\n")
 
 
 def finite(value: Any) -> Any:

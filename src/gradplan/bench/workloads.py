@@ -16,6 +16,7 @@ from ..errors import InvalidProblem
 from ..geometry import c_strides
 from ..kinds import OpCategory
 from ..registry import Engine, KindSpec
+from ..terminal import parse_shape
 
 __all__ = [
     "CPU",
@@ -170,12 +171,7 @@ def read_cases(path: Path) -> list[Workload]:
 
 def _case_of(words: Sequence[str]) -> Workload:
     """One line of a file of shapes; `ValueError` says what is wrong with it."""
-    try:
-        shape = tuple(int(part) for part in words[0].lower().split("x"))
-    except ValueError:
-        raise ValueError(f"expected a shape like 8192x8192, got {words[0]!r}") from None
-    if min(shape) < 1:
-        raise ValueError(f"extents are at least 1, got {words[0]}")
+    shape = parse_shape(words[0])
     given = dict(word.partition("=")[::2] for word in words[1:])
     unknown = given.keys() - {"axis", "layout", "name", "indices", "draw"}
     if unknown:

@@ -162,7 +162,9 @@ def _zsh(parser: argparse.ArgumentParser) -> str:
         lines += [f"    {name})", "      _arguments -S \\"]
         for option in options:
             values = "_files" if option.file else f"({' '.join(option.choices)})"
-            value = f":value:{values if option.file or option.choices else ' '}"
+            # Several words are its own until the next option.
+            value = ":*-*:value" if option.several else ":value"
+            value += f":{values if option.file or option.choices else ' '}"
             if not option.flags:
                 lines.append(f"        {quote(f'1{value}')} \\")
             for flag in option.flags:
