@@ -125,6 +125,16 @@ def test_it_shows_everything(page, results):
     assert page.run(lines) == len(kinds)
 
 
+def test_a_busy_machine_is_told(page, pages, results):
+    hidden = "document.getElementById('busy').hidden"
+    assert page.run(hidden)
+    rows = [{**row, "other_cores": 1.5} for row in results["rows"]]
+    path = pages / "busy.html"
+    path.write_text(report.page([{**results, "rows": rows}]), encoding="utf-8")
+    page.open(path)
+    assert not page.run(hidden)
+
+
 def test_it_sorts_both_ways(page):
     where = column(page, "share")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from .. import __version__
@@ -26,6 +26,7 @@ from .measure import OURS, Request
 __all__ = [
     "STDOUT",
     "Results",
+    "busy",
     "finite",
     "lowest_shares",
     "read",
@@ -36,6 +37,8 @@ __all__ = [
 STDOUT = Path("-")
 """What stands for stdout where a file is named."""
 
+# On a busy CPU torch's threads wait for each other by whole time slices: every speed-up is a lie.
+_BUSY_CORES = 0.25
 _TIMES = ("ms", "ms_min", "ms_p20", "ms_p80", "repeats")
 
 
@@ -174,6 +177,12 @@ def speedups(rows: list[dict[str, Any]]) -> dict[str, tuple[float, int, dict[str
             mean = geometric_mean(row["peers"][name]["speedup"] for row in races)
             made[name] = mean, len(races), worst
     return made
+
+
+def busy(rows: list[dict[str, Any]]) -> bool:
+    """Whether other processes had the machine, so that no time is to be believed."""
+    cores = [row["other_cores"] for row in rows if row.get("other_cores") is not None]
+    return bool(cores) and median(cores) > _BUSY_CORES
 
 
 def lowest_shares(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

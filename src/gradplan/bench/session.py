@@ -17,14 +17,12 @@ from ..kinds import ElementKind
 from ..terminal import new_table, progress
 from .measure import OURS, Request
 from .peers import PEERS
-from .results import STDOUT, Results, lowest_shares, speedups
+from .results import STDOUT, Results, busy, lowest_shares, speedups
 from .workers import Apart, Failed, Here, TookTooLong, Worker
 
 __all__ = ["Session"]
 
 _OURS_LIMIT_S = 180.0
-# On a busy CPU torch's threads wait for each other by whole time slices: every speed-up is a lie.
-_BUSY_CORES = 0.25
 
 
 @dataclass
@@ -177,8 +175,7 @@ class Session:
                 highlight=False,
                 soft_wrap=True,
             )
-        busy = [row["other_cores"] for row in done if row.get("other_cores") is not None]
-        if busy and median(busy) > _BUSY_CORES:
+        if busy(done):
             self.console.print(
                 "The machine is busy: no time above is to be believed.", style="bold yellow"
             )

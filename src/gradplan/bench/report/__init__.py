@@ -17,7 +17,7 @@ from ... import __version__
 from ...registry import KINDS
 from ..forwards import VIEW_KINDS
 from ..peers import PEERS
-from ..results import finite, speedups
+from ..results import busy, finite, speedups
 from ..workloads import CPU, CUDA, QUICK
 
 __all__ = ["page"]
@@ -32,7 +32,7 @@ def page(runs: Sequence[dict[str, Any]]) -> str:
         "cases": list(dict.fromkeys(case.name for case in (*CUDA, *CPU, *QUICK))),
         "peers": {peer.name: peer.title for peer in PEERS.values()},
         "views": sorted(VIEW_KINDS),
-        "runs": [{**run, "speedups": _speedups(run)} for run in runs],
+        "runs": [{**run, "speedups": _speedups(run), "busy": busy(run["rows"])} for run in runs],
     }
     # "</script>" must not end the script it stands in.
     text = json.dumps(finite(data), ensure_ascii=False, separators=(",", ":"))

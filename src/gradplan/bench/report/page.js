@@ -107,6 +107,7 @@
     }
     if (failed) lead += `; ${failed} failed`;
     by("lead").textContent = lead + ".";
+    by("busy").hidden = !found.busy;
     tiles.push(tile(rate(found.copy_bandwidth), "copy bandwidth", "read and written; it sets the floor"));
     const costs = Object.values(found.host_us);
     if (costs.length) {
@@ -228,7 +229,7 @@
       const [element, name] = group.split("\n");
       const some = raced.filter(row => row.element === element && row.case === name)
         .sort((a, b) => data.kinds.indexOf(a.kind) - data.kinds.indexOf(b.kind));
-      const column = wide() ? 58 : 50, width = wide() ? (room() - 32) / 2 : room(), left = wide() ? 112 : 100, right = column * peers.length + 4, lane = 22, top = 24;
+      const column = wide() ? 58 : 50, width = wide() ? (room() - 32) / 2 : room(), left = 116, right = column * peers.length + 4, lane = 22, top = 24;
       const height = top + lane * some.length + 24;
       const x = ratio => left + Math.log(ratio / low) / Math.log(high / low) * (width - left - right - 10);
       const plot = canvas(width, height, `Speed-up, ${element}, ${name}`);
@@ -244,7 +245,7 @@
       }, peerTitle(peer).replace("PyTorch eager", "PyTorch").replace("torch.compile", "compile"))));
       some.forEach((row, line) => {
         const y = top + lane * line + lane / 2;
-        plot.append(draw("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "name" }, row.kind));
+        plot.append(draw("text", { x: left - 8, y: y + 4, "text-anchor": "end", class: "name" }, row.kind));
         const known = peers.filter(peer => row.peers[peer]?.speedup);
         const view = data.views.includes(row.kind);
         const reach = known.map(peer => x(row.peers[peer].speedup)).concat(x(1));
