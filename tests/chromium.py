@@ -13,6 +13,7 @@ import select
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 
 LIMIT_S = 60.0
 
@@ -142,7 +143,13 @@ class Page:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self):
-        self._process.kill()
-        self._process.wait()
+        self._session = None
+        with suppress(TimeoutError, OSError, RuntimeError):
+            self.call("Browser.close")
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         os.close(self._to)
         os.close(self._from)

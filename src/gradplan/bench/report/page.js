@@ -234,12 +234,14 @@
       const x = ratio => left + Math.log(ratio / low) / Math.log(high / low) * (width - left - right - 10);
       const plot = canvas(width, height, `Speed-up, ${element}, ${name}`);
       const marks = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].filter(mark => mark >= low && mark <= high);
-      marks.forEach((mark, k) => {
+      let last = -1e9;
+      for (const mark of marks) {
         plot.append(draw("line", { class: mark === 1 ? "floor" : "grid", x1: x(mark), x2: x(mark), y1: top - 4, y2: height - 22 }));
-        if (mark === 1 || !k || x(mark) - x(marks[k - 1]) > 20) {
+        if (mark === 1 || (x(mark) - last > 32 && Math.abs(x(mark) - x(1)) > 32)) {
           plot.append(draw("text", { x: x(mark), y: height - 7, "text-anchor": "middle" }, `${mark}×`));
+          last = x(mark);
         }
-      });
+      }
       peers.forEach((peer, k) => plot.append(draw("text", {
         x: width - right + column * (k + 1), y: 12, "text-anchor": "end", style: `fill:${tint(peer)};font-weight:600`,
       }, peerTitle(peer).replace("PyTorch eager", "PyTorch").replace("torch.compile", "compile"))));
@@ -302,7 +304,7 @@
     };
     for (const b of ticks(b0, b1, width)) {
       plot.append(draw("line", { class: "grid", x1: x(b), x2: x(b), y1: top, y2: height - bottom }));
-      plot.append(draw("text", { x: x(b), y: height - bottom + 18, "text-anchor": "middle" }, plainUnit(size(b))));
+      plot.append(draw("text", { x: Math.min(x(b), width - 22), y: height - bottom + 18, "text-anchor": "middle" }, plainUnit(size(b))));
     }
     for (const ms of ticks(t0, t1, height)) {
       plot.append(draw("line", { class: "grid", x1: left, x2: width - right, y1: y(ms), y2: y(ms) }));
