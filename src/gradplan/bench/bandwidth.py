@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import clocks
+from .results import read
 
 __all__ = ["Bandwidth", "measured", "recorded", "recorded_files"]
 
@@ -46,7 +46,7 @@ def recorded_files() -> list[Path]:
 def recorded(arch: str) -> Bandwidth | None:
     """What was recorded on a device of an architecture, or None."""
     for path in recorded_files():
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = read(path)
         if about["device"].get("arch") == arch:
             source = f"recorded on {about['device']['name']}"
             return Bandwidth(about["copy_bandwidth"], source)

@@ -153,8 +153,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         found, code = _measure(options)
         made = [found]
-    for plot in plots:
-        plot(made)
+    with remarks().status("drawing"):
+        for plot in plots:
+            plot(made)
     moved = None
     if before is not None:
         moved = compare(before, made, options.noise / 100)
