@@ -153,8 +153,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         found, code = _measure(options)
         made = [found]
-    with remarks().status("drawing"):
-        for plot in plots:
+    for plot in plots:
+        with remarks().status("drawing"):
             plot(made)
     moved = None
     if before is not None:
