@@ -15,7 +15,7 @@ import pytest
 import gradplan as gp
 from gradplan import cli
 from gradplan.backends import reference
-from gradplan.bench import command, forwards, lazy, markdown, measure, oracle, peers, workers
+from gradplan.bench import forwards, lazy, markdown, measure, oracle, peers, session, workers
 from gradplan.bench.clocks import Effort, Timing
 from gradplan.bench.problems import build, floor_bytes, question
 from gradplan.bench.results import Results, lowest_shares, read, speedups
@@ -225,7 +225,7 @@ def break_launches(monkeypatch, damage):
 
     def broken(self, stream=None):
         launch(self, stream)
-        damage(self._keep[2])
+        damage(self._keep[1])
 
     monkeypatch.setattr(gp.plans.BoundLaunch, "__call__", broken)
 
@@ -318,7 +318,7 @@ def test_results_of_another_device_are_not_mixed(tmp_path, capsys):
 
 def test_a_run_that_must_stop_keeps_what_it_has(tmp_path, capsys):
     path = tmp_path / "s.json"
-    assert cli.main([*BENCH, "--json", str(path), "--stop-after", "0"]) == 0
+    assert cli.main([*BENCH, "--json", str(path), "--stop-after", "0"]) == 3
     assert "go on with --resume" in capsys.readouterr().out
 
 
@@ -331,6 +331,15 @@ def test_a_run_that_must_stop_keeps_what_it_has(tmp_path, capsys):
         (["--kind", "embedding", "--shape", "8x8"], "no kind that was asked for"),
         (["--resume"], "--json"),
         (["--table", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["--kind", "median"], "no kind 'median'"),
+        (["--element", "int8"], "no element 'int8'"),
+        (["--shape", "8x"], "expected a shape like 8192x8192"),
+        (["--shapes", "nowhere.txt"], "nowhere.txt: cannot be read as shapes"),
+        (["--from", "nowhere.json", "--html", "r.html"], "nowhere.json: cannot be read"),
+        (["--against", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["--fail-slower", "5"], "--against"),
+        (["--resume", "--json", "-"], "--json"),
+        (["--html", "."], "it is a folder"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(capsys, argv, reason):
@@ -394,8 +403,8 @@ def test_a_peer_that_hangs_is_noted_once_and_not_tried_again(monkeypatch, tmp_pa
             return super().ask(name, *given, limit_s=limit_s)
 
     tried = []
-    monkeypatch.setattr(command, "Here", Hangs)
-    monkeypatch.setattr(command._Bench, "_groups", lambda self, names: [(name,) for name in names])
+    monkeypatch.setattr(session, "Here", Hangs)
+    monkeypatch.setattr(session.Session, "_groups", lambda self, names: [(name,) for name in names])
     path = tmp_path / "h.json"
     argv = [*BENCH, "--case", "columns", "--peer-limit", "7", "--no-host"]
     assert cli.main([*argv, "--json", str(path)]) == 0
@@ -545,3 +554,138 @@ def test_the_command_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "[]\n"
     assert not lazy.installed("no_such_module")
+
+
+SHAPES = """
+# what we train with
+48x66                                   # the last axis
+5x6x7 axis=1 layout=transposed
+64x32 axis=0 name=mine
+
+90x34 indices=200 draw=zipf
+"""
+
+
+def test_a_file_of_shapes(tmp_path):
+    path, out = tmp_path / "shapes.txt", tmp_path / "out.json"
+    path.write_text(SHAPES)
+    argv = ["bench", "--in-process", "--quick", "--family", "softmax", "embedding", "--no-host"]
+    more = ["--shapes", str(path), "--element", "f32", "--peer", "none", "--json", str(out)]
+    assert cli.main([*argv, *more]) == 0
+    rows = read(out)["rows"]
+    named = [row["case"] for row in rows if row["kind"] in ("softmax", "embedding")]
+    assert named == ["48x66@1", "5x6x7@1 transposed", "mine", "90x34x200 zipf"]
+    assert {row["kind"] for row in rows} == {"softmax", "log_softmax", "embedding"}
+    assert all(row["ms"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("8y8", "expected a shape like 8192x8192, got '8y8'"),
+        ("8x0", "extents are at least 1"),
+        ("8x8 axes=1", "got 'axes'"),
+        ("8x8 axis=2", "axis 2 is outside the shape 8x8"),
+        ("8x8 axis=one", "axis is a number"),
+        ("8x8 layout=odd", "layout is one of"),
+        ("8x8 draw=zipf", "indices="),
+        ("8x8x8 indices=3", "ROWSxCOLUMNS"),
+        ("# nothing", "there is no shape in it"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, capsys, line, reason):
+    path = tmp_path / "shapes.txt"
+    path.write_text(f"4x4\n\n{line}\n" if not line.startswith("#") else line)
+    assert cli.main(["bench", "--in-process", "--shapes", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert reason in error
+    assert "line 3" in error or line.startswith("#")
+
+
+def test_layouts_choose_among_the_cases(tmp_path):
+    out = tmp_path / "out.json"
+    argv = ["bench", "--in-process", "--quick", "--kind", "mean", "--element", "f32", "--no-host"]
+    more = ["--peer", "none", "--layout", "sliced", "transposed", "--json", str(out)]
+    assert cli.main([*argv, *more]) == 0
+    assert {row["layout"] for row in read(out)["rows"]} == {"sliced", "transposed"}
+
+
+def test_results_go_to_stdout_and_nothing_else_does(capsys):
+    assert cli.main([*BENCH, "--json", "-", "--no-host"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["rows"][0]["kind"] == "mean"
+    assert "copy bandwidth" in captured.err
+
+
+def two_results(tmp_path, factors):
+    old, new = some_results(tmp_path / "old.json"), tmp_path / "new.json"
+    found = json.loads(old.read_text())
+    for row, factor in zip(found["rows"], factors, strict=True):
+        row["ms"] *= factor
+    new.write_text(json.dumps(found))
+    return old, new
+
+
+def test_what_moved_is_shown(tmp_path, capsys):
+    old, new = two_results(tmp_path, (1.2, 0.5, 1.01, 1.04))
+    argv = ["bench", "--from", str(new), "--against", str(old)]
+    assert cli.main(argv) == 0
+    shown = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if "slower" in line or "faster" in line]
+    assert ["+20.0%" in lines[0], "+4.0%" in lines[1], "-50.0%" in lines[2]] == [True] * 3
+    assert "2 slower, 1 faster, 1 same" in lines[-1]
+    assert cli.main([*argv, "--fail-slower", "25"]) == 0
+    assert cli.main([*argv, "--fail-slower", "10"]) == 1
+    assert cli.main([*argv, "--fail-slower", "1", "--noise", "30"]) == 0
+    capsys.readouterr()
+    assert cli.main([*argv, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    moved = json.loads(captured.out)["against"]
+    verdicts = [change["verdict"] for change in moved["changes"]]
+    assert verdicts == ["slower", "slower", "same", "faster"]
+    assert "What moved" in captured.err
+
+
+def test_a_change_within_the_spread_of_a_row_is_none(tmp_path):
+    old, new = two_results(tmp_path, (1.2, 1, 1, 1))
+    found = json.loads(new.read_text())
+    found["rows"][0] |= {"ms_p20": 0.09, "ms_p80": 0.15}
+    new.write_text(json.dumps(found))
+    argv = ["bench", "--from", str(new), "--against", str(old), "--fail-slower", "5"]
+    assert cli.main(argv) == 0
+
+
+def test_a_row_that_fails_now_counts_as_slower(tmp_path, capsys):
+    old, new = two_results(tmp_path, (1, 1, 1, 1))
+    found = json.loads(new.read_text())
+    found["rows"][0] |= {"ms": None, "error": "wrong: by far"}
+    found["rows"][1]["case"] = "another"
+    found["device"]["name"] = "Another Device"
+    found["versions"]["torch"] = "2.12.0"
+    new.write_text(json.dumps(found))
+    argv = ["bench", "--from", str(new), "--against", str(old), "--fail-slower", "5"]
+    assert cli.main(argv) == 1
+    shown = capsys.readouterr().out
+    assert "fails now: wrong: by far" in shown
+    assert "1 rows are new and 1 are gone" in shown
+    assert "then on Some Device, now on Another Device" in shown
+    assert "torch 2.11.0 then, 2.12.0 now" in shown
+
+
+def test_results_alone_must_be_made_into_something(tmp_path, capsys):
+    results = str(some_results(tmp_path / "a.json"))
+    assert cli.main(["bench", "--from", results]) == 2
+    assert "--html" in capsys.readouterr().err
+    (tmp_path / "list.json").write_text("[]")
+    assert cli.main(["bench", "--from", str(tmp_path / "list.json"), "--html", "r.html"]) == 2
+    assert "not a file of results" in capsys.readouterr().err
+
+
+def test_a_run_ends_in_a_report_and_a_comparison(tmp_path, capsys):
+    first, page = tmp_path / "first.json", tmp_path / "r.html"
+    assert cli.main([*BENCH, "--json", str(first), "--no-host"]) == 0
+    argv = [*BENCH, "--no-host", "--html", str(page), "--against", str(first), "--noise", "1e6"]
+    assert cli.main(argv) == 0
+    assert "1 same" in capsys.readouterr().out
+    assert '"kind":"mean"' in page.read_text()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradplan as gp
-from gradplan import cases, cli, verify
+from gradplan import cases, cli, terminal, verify
 from gradplan.errors import Unsupported
 from gradplan.registry import ELEMENTS, KINDS
 
@@ -172,7 +174,7 @@ def test_a_miss_is_an_error_even_where_time_is_out(monkeypatch, capsys):
 
 
 def test_what_takes_long_tells_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_TELL_EVERY_S", -1.0)
+    monkeypatch.setattr(cli.verify, "_TELL_EVERY_S", -1.0)
     assert cli.main([*QUICK, "--kind", "sum"]) == 0
     told = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[1].partition(",")[0] for line in told] == [
@@ -193,7 +195,7 @@ def test_rows_of_one_kind_and_element_are_joined():
 
 def test_processes_share_the_work():
     todo = [task for task in verify.tasks(quick=True) if task.kind in ("sum", "mean")]
-    rows = list(verify.verify(todo, jobs=2))
+    rows = [row for _, row in verify.verify(todo, jobs=2)]
     assert {row.kind for row in rows} == {"sum", "mean"}
     assert all(row.ok for row in rows)
 
@@ -235,3 +237,117 @@ def test_imports_stay_light(modules):
     code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_shapes_and_layouts_of_ones_own(capsys, tmp_path):
+    path = tmp_path / "shapes.txt"
+    path.write_text("9x7 axis=0\n12x5 indices=30\n")
+    argv = ["verify", "--jobs", "1", "--kind", "mean", "embedding", "--element", "f32", "--json"]
+    more = ["--shape", "5x6", "4x3x2", "--shapes", str(path), "--layout", "contiguous", "offset"]
+    assert cli.main([*argv, *more]) == 0
+    rows = {row["kind"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    # Three shapes, contiguous with all data and offset with two.
+    mean = next(spec for spec in KINDS.values() if spec.kind.value == "mean")
+    assert rows["mean"]["cases"] == 3 * (len(cases.data_of(mean)) + 2)
+    assert rows["embedding"]["cases"] > 0
+
+
+def test_families_and_elements_are_chosen():
+    specs = [spec for spec in KINDS.values() if spec.category is gp.OpCategory.SCAN]
+    todo = verify.tasks(specs=specs, elements=[gp.ElementKind.F64])
+    assert {(task.category, task.element) for task in todo} == {
+        (gp.OpCategory.SCAN, gp.ElementKind.F64)
+    }
+    assert len(todo) == 5
+
+
+def test_verifying_goes_on_where_it_stopped(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "kept.json"
+    argv = [*QUICK, "--kind", "sum", "--keep", str(path)]
+    with monkeypatch.context() as patched:
+        wrong(patched, one_value)
+        assert cli.main(argv) == 1
+    capsys.readouterr()
+    ran = []
+    check = verify.check
+    monkeypatch.setattr(verify, "check", lambda task: ran.append(task.kind.value) or check(task))
+    # What missed is tried again, and what is done is not.
+    assert cli.main([*argv, "--resume"]) == 0
+    assert sorted(ran) == ["mean", "sum"]
+    assert cli.main([*argv, "--resume", "--kind", "max"]) == 0
+    assert sorted(ran) == ["max", "mean", "sum"]
+    captured = capsys.readouterr()
+    assert "2 of 3 tasks are done already." in captured.err
+    for text in ("[]", "{", '{"version": "0.0", "done": {}}'):
+        path.write_text(text)
+        assert cli.main([*argv, "--resume"]) == 2
+    assert "gradplan 0.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["verify", "--resume"], "--keep"),
+        (["verify", "--kind", "embedding", "--shape", "4x4"], "no kind that was asked for"),
+        (["verify", "--shape", "4x4", "--axis", "5"], "--axis 5 is outside"),
+        (["verify", "--layout", "odd"], "no layout 'odd'"),
+        (["verify", "--jobs", "none"], "expected a number, got 'none'"),
+        (["frobnicate"], "no command 'frobnicate'"),
+        ([], "command"),
+        (["list", "--family", "scans"], "did you mean 'scan'?"),
+    ],
+)
+def test_a_bad_request_is_one_sentence(capsys, argv, reason):
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert reason in captured.err
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert cli.main([*QUICK, "--keep", str(tmp_path / "file" / "x.json")]) == 2
+    assert "Traceback" not in (error := capsys.readouterr().err)
+    assert error.splitlines()[-1].startswith("gradplan: ")
+
+
+@pytest.mark.parametrize(
+    "command", ["doctor", "list", "explain", "verify", "bench", "tune", "completion"]
+)
+def test_every_command_has_examples_that_parse(capsys, command):
+    with pytest.raises(SystemExit) as done:
+        cli.main([command, "--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert "exit codes:" in text
+    examples = re.findall(r"^  (?:source <\()?gradplan ([^|)#\n]*)", text, re.M)
+    assert examples
+    for example in examples:
+        assert cli.parser().parse_args(shlex.split(example)).command
+
+
+def test_the_interrupted_say_so(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.listing, "_list", interrupted)
+    assert cli.main(["list"]) == 130
+    assert capsys.readouterr().err == "gradplan: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [
+        (terminal.bytes_text(402653184), "403 MB"),
+        (terminal.bytes_text(0), "0 bytes"),
+        (terminal.bytes_text(999_999), "1.00 MB"),
+        (terminal.bytes_text(12), "12 bytes"),
+        (terminal.seconds_text(95.5e-6), "95.5 µs"),
+        (terminal.seconds_text(2.0), "2 s"),
+        (terminal.seconds_text(0.25e-6), "0.25 µs"),
+        (terminal.rate_text(4.22e12), "4.22 TB/s"),
+    ],
+)
+def test_numbers_are_short(text, due):
+    assert text == due

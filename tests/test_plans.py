@@ -826,7 +826,10 @@ def test_explain_tells_kernel_bytes_workspace_and_guarantee(kind):
     assert str(plan.sku) in text
     assert plan.sku.variant in text
     operands = plan.descriptor.operands
-    inputs = sum(4 * op.size for op in operands if not op.output and op.name != "indices")
+    spared = "y" if kind in ("cummax", "cummin", "prod") else None  # x alone tells as much
+    inputs = sum(
+        4 * op.size for op in operands if not op.output and op.name not in ("indices", spared)
+    )
     inputs += sum(8 * op.size for op in operands if op.name == "indices")
     outputs = sum(4 * op.size for op in operands if op.output)
     read, written, least_read, least_written = numbers(text, "bytes")

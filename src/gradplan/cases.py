@@ -312,6 +312,7 @@ def grid(
     complete: bool = True,
     quick: bool = False,
     turns: bool = False,
+    own: tuple[tuple[tuple[int, ...], Axes], ...] = (),
 ) -> Iterator[Case]:
     """The cases of one kind, element and layout.
 
@@ -319,14 +320,18 @@ def grid(
     different one each, for the arithmetic does not depend on the layout. `quick` stays with what
     one kernel can run. `turns` is for a GPU, which compiles a kernel for nearly every combination:
     contiguous arrays meet each shape and each option once, any other layout one of each, which
-    change from kind to kind and from element to element.
+    change from kind to kind and from element to element. `own` shapes and axes take the place of
+    the grid's.
     """
     edges = data_of(spec)[1:]
     place = list(Layout).index(layout)
     counter = itertools.count(place)
     shapes, asked = shapes_of(spec, layout), options_of(spec, element, complete=complete)
-    if quick:
+    if own:
+        shapes = own
+    elif quick:
         shapes = shapes[:1] if spec.category is OpCategory.EMBEDDING else shapes[1:2]
+    if quick:
         asked = [options for options in asked if _kernel(options) == _kernel(asked[0])]
     pairs = list(itertools.product(shapes, asked))
     if turns:

@@ -31,6 +31,7 @@ from .descriptors import (
     SoftmaxBackwardDescriptor,
 )
 from .errors import GradPlanError, InvalidProblem, MisalignedOperand, Unsupported, WorkspaceTooSmall
+from .explanation import Explanation, added_to_bytes, fewest_bytes
 from .geometry import c_strides
 from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
@@ -114,8 +115,13 @@ class BoundLaunch:
 
     def explain(self) -> str:
         """What runs and why, for these very arrays."""
-        given = self._keep[0]
-        return self._plan._explain(self._program, given, "these arrays")
+        return self.explanation().text()
+
+    def explanation(self) -> Explanation:
+        """The same as data."""
+        views: Views = self._keep[0]
+        strides = {name: lent.strides for name, lent in views.items()}
+        return self._plan._explanation(self._program, strides, "these arrays")
 
 
 class Plan:
@@ -211,8 +217,36 @@ class Plan:
 
     def explain(self) -> str:
         """What runs and why, for C-contiguous arrays with every optional input given."""
-        names = {operand.name for operand in self._operands}
-        return self._explain(self._contiguous_program(), names, "C-contiguous arrays")
+        return self.explanation().text()
+
+    def explanation(
+        self,
+        strides: Mapping[str, tuple[int, ...]] | None = None,
+        arrays: str = "C-contiguous arrays",
+    ) -> Explanation:
+        """The same as data; or for arrays with these strides, in elements.
+
+        An array that `strides` does not name is taken as not given. `arrays` is how the text calls
+        them.
+        """
+        if strides is None:
+            strides = self._contiguous_strides()
+        for operand in self._operands:
+            if operand.name in strides:
+                if len(strides[operand.name]) != len(operand.shape):
+                    self._disagrees(operand, "rank", len(operand.shape), len(strides[operand.name]))
+            else:
+                self._check_absent(operand)
+        # The order of the operands, and no step along an extent of 1, as views tell it.
+        seen = {
+            operand.name: tuple(
+                0 if n == 1 else step
+                for n, step in zip(operand.shape, strides[operand.name], strict=True)
+            )
+            for operand in self._operands
+            if operand.name in strides
+        }
+        return self._explanation(self._program(seen), seen, arrays)
 
     def validate(self, args: Any) -> None:
         """Raise what is wrong with these arguments; touch nothing."""
@@ -242,7 +276,7 @@ class Plan:
             owned = [memory for memory in own if memory is not None]
             if owned:
                 streams = streams.owning(owned, handle)
-        return BoundLaunch(self, program, launch, (set(views), views, args, keep), streams)
+        return BoundLaunch(self, program, launch, (views, args, keep), streams)
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
         """Validate and run. Without a workspace the plan provides one for the call."""
@@ -372,6 +406,9 @@ class Plan:
         return program
 
     def _contiguous_program(self) -> Program:
+        return self._program(self._contiguous_strides())
+
+    def _contiguous_strides(self) -> dict[str, tuple[int, ...]]:
         strides = {}
         for operand in self._operands:
             steps = c_strides(operand.shape)
@@ -379,7 +416,7 @@ class Plan:
                 steps = (0,) * len(steps)
             extents = zip(operand.shape, steps, strict=True)
             strides[operand.name] = tuple(0 if n == 1 else step for n, step in extents)
-        return self._program(strides)
+        return strides
 
     def _workspace(self, needed: int, given: Any, views: Views, stream: int = 0) -> tuple[int, Any]:
         """The address of a workspace, and what keeps it alive."""
@@ -453,29 +490,27 @@ class Plan:
             precision_guarantee=self._guarantee,
         )
 
-    def _explain(self, program: Program, given: Any, arrays: str) -> str:
-        desc, promise = self._desc, self._guarantee
-        fewest = [operand for operand in self._operands if operand.name in given]
-        inputs = [operand for operand in fewest if not operand.output]
-        read = sum(operand.size_bytes for operand in inputs)
-        again = sum(op.size_bytes * (program.reads.get(op.name, 1) - 1) for op in inputs)
-        written = sum(operand.size_bytes for operand in fewest if operand.output)
-        if getattr(desc, "accumulate", False):
-            read += min(written, desc.num_indices * desc.embedding_dim * desc.element.size_bytes)
-        lines = [
-            f"{desc.op} backward, {desc.element.value}, for {arrays}: dx = {desc.spec.formula}",
-            f"  kernel     {self._sku_of(program)}",
-            f"  engine     {desc.spec.engine.value}",
-            f"  variant    {program.layout}, {program.variant}: {program.why}",
-            f"  bytes      read {read + again}, written {written}; "
-            f"fewest possible {read} and {written}",
-            f"  workspace  {program.workspace_bytes} bytes (any layout: {self._workspace_size})",
-            f"  guarantee  relative error {promise.relative_error:.3g}, "
-            f"{promise.math_precision.value} arithmetic, {promise.accumulator.value} accumulator, "
-            + ("deterministic" if promise.deterministic else "not deterministic")
-            + (", bit-stable" if promise.bit_stable_on_same_hardware else ""),
-        ]
-        return "\n".join(lines)
+    def _explanation(
+        self, program: Program, strides: Mapping[str, tuple[int, ...]], arrays: str
+    ) -> Explanation:
+        desc = self._desc
+        inputs = [op for op in self._operands if not op.output and op.name in strides]
+        read = sum(op.size_bytes * program.reads.get(op.name, 1) for op in inputs)
+        fewest_read, written = fewest_bytes(desc, strides)
+        return Explanation(
+            arrays=arrays,
+            formula=("dx = " if "dx" in self._outputs else "") + desc.spec.formula,
+            engine=desc.spec.engine.value,
+            sku=self._sku_of(program),
+            why=program.why,
+            others=self._backend.others(desc, strides),
+            read=read + added_to_bytes(desc),
+            written=written,
+            fewest_read=fewest_read,
+            fewest_written=written,
+            workspace=program.workspace_bytes,
+            workspace_bound=self._workspace_size,
+        )
 
     def __repr__(self) -> str:
         return f"<{self._me} {self._desc.op} {self._desc.element.value} on {self._device}>"

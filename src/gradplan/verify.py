@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from . import cases
 from .backends import find
 from .cases import Case, Layout
 from .kinds import ElementKind, Named, OpCategory
-from .registry import ELEMENTS, KINDS, Engine
+from .registry import ELEMENTS, KINDS, Engine, KindSpec
 from .sku import PlanPreference
 
 __all__ = ["Row", "Task", "check", "merged", "tasks", "verify"]
@@ -45,13 +45,29 @@ class Task:
     layouts: tuple[Layout, ...] = tuple(Layout)
     turns: bool = False
     until: float | None = None
+    shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    """Shapes and axes in place of the grid's."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from other tasks, in any run."""
+        words = [self.device, self.kind.value, self.element.value]
+        words += [layout.value for layout in self.layouts]
+        words += [str(pair) for pair in self.shapes]
+        words += [name for name in ("quick", "turns") if getattr(self, name)]
+        return " ".join(words)
 
     def cases(self) -> Iterator[Case]:
         spec = KINDS[self.category, self.kind]
         for layout in cases.layouts_of(spec):
             if layout in self.layouts and not (self.quick and layout not in cases.QUICK_LAYOUTS):
                 yield from cases.grid(
-                    spec, self.element, layout, quick=self.quick, turns=self.turns
+                    spec,
+                    self.element,
+                    layout,
+                    quick=self.quick,
+                    turns=self.turns,
+                    own=self.shapes,
                 )
 
 
@@ -86,32 +102,39 @@ def tasks(
     *,
     complete: bool = False,
     stop_after: float | None = None,
+    specs: Collection[KindSpec] | None = None,
+    elements: Collection[ElementKind] | None = None,
+    layouts: Collection[Layout] | None = None,
+    shapes: Callable[[KindSpec], tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] | None = None,
 ) -> list[Task]:
     """What there is to check, what takes longest first.
 
     Raises `Unsupported` where the device has no backend. `quick` checks each kind with one
     element, taking turns, and one kernel each: 18 kernels instead of some 400. `complete` makes a
-    difference on a GPU alone. No case is begun later than `stop_after` seconds from now.
+    difference on a GPU alone. No case is begun later than `stop_after` seconds from now. `shapes`
+    gives shapes and axes in place of the grid's; a kind for which it gives none is left out.
     """
     find(device, PlanPreference())
-    specs = sorted(KINDS.values(), key=lambda spec: spec.engine is not Engine.RECURRENCE)
+    ordered = sorted(KINDS.values(), key=lambda spec: spec.engine is not Engine.RECURRENCE)
     gpu = device != "cpu"
     until = None if stop_after is None else time.time() + stop_after
-    return [
-        Task(
-            spec.category,
-            spec.kind,
-            element,
-            quick,
-            device,
-            layouts,
-            gpu and not (complete or quick),
-            until,
-        )
-        for layouts in (_GPU_LAYOUTS if gpu and not quick else (tuple(Layout),))
-        for turn, spec in enumerate(specs)
-        for element in ((ELEMENTS[turn % len(ELEMENTS)],) if quick else ELEMENTS)
-    ]
+    made = []
+    for group in _GPU_LAYOUTS if gpu and not quick else (tuple(Layout),):
+        chosen = tuple(one for one in group if layouts is None or one in layouts)
+        for turn, spec in enumerate(ordered):
+            own = () if shapes is None else shapes(spec)
+            if (specs is not None and spec not in specs) or (shapes is not None and not own):
+                continue
+            wanted = [one for one in ELEMENTS if elements is None or one in elements]
+            if quick and elements is None:
+                wanted = [ELEMENTS[turn % len(ELEMENTS)]]
+            turns = gpu and not (complete or quick)
+            made += [
+                Task(spec.category, spec.kind, element, quick, device, chosen, turns, until, own)
+                for element in wanted
+                if chosen
+            ]
+    return made
 
 
 def check(task: Task) -> Row:
@@ -156,18 +179,19 @@ def merged(rows: Iterable[Row]) -> list[Row]:
     )
 
 
-def verify(todo: Sequence[Task], jobs: int = 1) -> Iterator[Row]:
-    """The row of every task, as each is done; `jobs=1` stays in this process."""
+def verify(todo: Sequence[Task], jobs: int = 1) -> Iterator[tuple[Task, Row]]:
+    """Every task with its row, as each is done; `jobs=1` stays in this process."""
     if jobs == 1:
-        yield from map(check, todo)
+        for task in todo:
+            yield task, check(task)
         return
     # A forked child would inherit the locks of threads that it does not have.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, max(len(todo), 1)), mp_context=context) as pool:
-        pending = [pool.submit(check, task) for task in todo]
+        pending = {pool.submit(check, task): task for task in todo}
         try:
             for future in as_completed(pending):
-                yield future.result()
+                yield pending[future], future.result()
         finally:
             for future in pending:
                 future.cancel()

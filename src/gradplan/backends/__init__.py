@@ -6,15 +6,20 @@ Each has the same few functions, listed in `Backend`; `find` picks one for a dev
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..errors import Unsupported
+from ..explanation import Other
 from ..kinds import BackendKind
 from ..sku import PlanPreference, PrecisionGuarantee
 from ..views import View
 
-__all__ = ["Backend", "Program", "find"]
+__all__ = ["ARCHITECTURES", "Backend", "Program", "find"]
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+"""GPUs that kernels are compiled for where there is none."""
 
 
 class Program(Protocol):
@@ -57,6 +62,8 @@ class Backend(Protocol):
         strides: Mapping[str, tuple[int, ...]],
         index_shape: Sequence[int] | None = None,
     ) -> Program: ...
+    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+        """The variants that `prepare` does not choose for these strides, and why."""
 
 
 class _NumbaBackend:
@@ -84,6 +91,11 @@ class _NumbaBackend:
 
         return prepare(desc, strides, index_shape)
 
+    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+        from .cpu.programs import prepare
+
+        return prepare(desc, strides).others
+
 
 class _ReferenceBackend:
     kind = BackendKind.REFERENCE
@@ -108,18 +120,25 @@ class _ReferenceBackend:
 
         return ReferenceProgram(desc, index_shape)
 
+    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+        return ()
+
 
 class _TritonBackend:
-    """A GPU; or, without an index, Triton's interpreter on CPU memory."""
+    """A GPU; or, without an index, Triton's interpreter on CPU memory.
+
+    Of a GPU that is not `here` all can be told, and nothing can be run: no array lies on it.
+    """
 
     kind = BackendKind.TRITON
 
-    def __init__(self, device: int | None) -> None:
-        from .gpu import launch
-
+    def __init__(
+        self, arch: str, device: int | None, processors: int | None, here: bool = True
+    ) -> None:
+        self.arch = arch
         self.device = device
-        self.arch = "interpreter" if device is None else launch.device_arch(device)
-        self._processors = None if device is None else launch.processors(device)
+        self._processors = processors
+        self._here = here
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
         from .gpu.precision import guarantee
@@ -137,13 +156,24 @@ class _TritonBackend:
         strides: Mapping[str, tuple[int, ...]],
         index_shape: Sequence[int] | None = None,
     ) -> Program:
-        from .gpu.programs import prepare
+        from .gpu.programs import choose, prepare
+        from .gpu.table import table_of
 
+        if not self._here:
+            return choose(desc, strides, table_of(self.arch, self._processors), index_shape)
         return prepare(desc, strides, self.arch, self.device, index_shape, self._processors)
+
+    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+        from .gpu.choices import others
+        from .gpu.table import table_of
+
+        return others(desc, strides, table_of(self.arch, self._processors))
 
 
 _NUMBA, _REFERENCE = _NumbaBackend(), _ReferenceBackend()
-_triton: dict[int | None, Backend] = {}
+_triton: dict[str, Backend] = {}
+# A GPU that is not here; ":108" behind it says how many multiprocessors it has.
+_ARCH = re.compile(r"sm_(8\d|9\d|1\d\d)")
 
 
 def find(device: str, preference: PlanPreference) -> Backend:
@@ -161,10 +191,18 @@ def find(device: str, preference: PlanPreference) -> Backend:
                 "the triton backend runs on device='cuda', and on the CPU only in Triton's "
                 "interpreter: set TRITON_INTERPRET=1 before Triton is imported"
             )
-        return _triton.get(None) or _triton.setdefault(None, _TritonBackend(None))
+        return _kept(device, lambda: _TritonBackend("interpreter", None, None))
     name, _, index = device.partition(":")
+    if _ARCH.fullmatch(name) and (not index or index.isdigit()):
+        if wanted not in (None, BackendKind.TRITON):
+            raise _not_on_gpu(wanted)
+        processors = int(index) if index else None
+        return _kept(device, lambda: _TritonBackend(name, None, processors, here=False))
     if name != "cuda" or (index and not index.isdigit()):
-        raise Unsupported(f"device {device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+        raise Unsupported(
+            f"device {device!r}: expected 'cpu', 'cuda' or 'cuda:N'; or 'sm_90', and the like, for "
+            "plans that tell what would run there"
+        )
     from .gpu import launch
 
     reason = launch.missing()
@@ -173,6 +211,17 @@ def find(device: str, preference: PlanPreference) -> Backend:
     if reason is not None:
         raise Unsupported(f"device {device!r}: {reason}")
     if wanted not in (None, BackendKind.TRITON):
-        raise Unsupported(f"the {wanted} backend does not run on a GPU; triton does")
+        raise _not_on_gpu(wanted)
     number = int(index or 0)
-    return _triton.get(number) or _triton.setdefault(number, _TritonBackend(number))
+    return _kept(
+        device,
+        lambda: _TritonBackend(launch.device_arch(number), number, launch.processors(number)),
+    )
+
+
+def _kept(device: str, make: Callable[[], Backend]) -> Backend:
+    return _triton.get(device) or _triton.setdefault(device, make())
+
+
+def _not_on_gpu(wanted: BackendKind) -> Unsupported:
+    return Unsupported(f"the {wanted} backend does not run on a GPU; triton does")

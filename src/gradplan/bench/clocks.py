@@ -141,20 +141,22 @@ class Others:
         return time.perf_counter(), busy, sum(times[:4])
 
 
-def cpu_copy_bandwidth(rounds: int, elements: int = _COPY_ELEMENTS) -> float:
+def cpu_copy_bandwidth(
+    rounds: int, elements: int = _COPY_ELEMENTS, *, with_torch: bool = True
+) -> float:
     """Bytes per second, read and written, of the fastest plain copy with all threads."""
-    torch, threads = needed("torch"), get_num_threads()
+    threads = get_num_threads()
     source, target = np.ones(elements, np.float32), np.ones(elements, np.float32)
-    lent, taken = torch.from_numpy(source), torch.from_numpy(target)
     parts = list(zip(np.array_split(target, threads), np.array_split(source, threads), strict=True))
     with ThreadPoolExecutor(threads) as pool:
-        times = medians(
-            {
-                "torch": lambda: taken.copy_(lent),
-                "numpy": lambda: list(pool.map(lambda pair: np.copyto(*pair), parts)),
-            },
-            rounds,
-        )
+        calls: dict[str, Call] = {
+            "numpy": lambda: list(pool.map(lambda pair: np.copyto(*pair), parts))
+        }
+        if with_torch:
+            torch = needed("torch")
+            lent, taken = torch.from_numpy(source), torch.from_numpy(target)
+            calls["torch"] = lambda: taken.copy_(lent)
+        times = medians(calls, rounds)
     return 2 * source.nbytes / min(times.values())
 
 
@@ -204,10 +206,11 @@ def wall_samples(call: Call, wait: Callable[[object], object], effort: Effort) -
     return [batch(size) for _ in range(10 if effort.repeats is None else 3)]
 
 
-def cuda_copy_bandwidth() -> float:
+def cuda_copy_bandwidth(device: str = "cuda") -> float:
     """Bytes per second, read and written, of a copy far larger than the L2."""
     torch = needed("torch")
-    source = torch.zeros(_COPY_BYTES, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    samples = cuda_samples(lambda: target.copy_(source), Effort(repeats=30))
+    with torch.cuda.device(torch.device(device)):
+        source = torch.zeros(_COPY_BYTES, dtype=torch.int8, device="cuda")
+        target = torch.empty_like(source)
+        samples = cuda_samples(lambda: target.copy_(source), Effort(repeats=30))
     return 2 * _COPY_BYTES / statistics.median(samples)

@@ -15,6 +15,7 @@ _HOW = {
     "torch": "install it with: pip install 'gradplan[torch]'",
     "jax": "install it with: pip install 'jax[cuda13]', or jax alone for a CPU",
     "flag_gems": "install it with: pip install flag-gems",
+    "matplotlib": "install it with: pip install 'gradplan[bench]'",
 }
 
 

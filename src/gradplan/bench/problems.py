@@ -13,12 +13,13 @@ from typing import Any
 from .. import args as arguments
 from .. import plans
 from ..cases import describe
+from ..explanation import fewest_bytes
 from ..kinds import ElementKind, OpCategory, ReduceKind, ScanKind
 from ..registry import KindSpec, Need
 from ..sku import PlanPreference
 from .forwards import LERP_WEIGHT, forward
 from .lazy import needed
-from .workloads import Draw, Workload
+from .workloads import SLICE_START, Draw, Workload
 
 __all__ = ["FAMILIES", "Problem", "build", "dtype_of", "floor_bytes", "question"]
 
@@ -33,7 +34,6 @@ FAMILIES: dict[OpCategory, tuple[Any, Any]] = {
     OpCategory.EMBEDDING: (plans.EmbeddingBackwardPlan, arguments.EmbeddingBackwardArgs),
 }
 
-_SLICE_START = 64
 # Of a row's factors, this many pairs differ from ±1 at most: see `_factors`.
 _PAIRS = 4096
 
@@ -64,11 +64,11 @@ def question(
 def floor_bytes(desc: Any, without: tuple[str, ...] = ()) -> int:
     """The fewest bytes the gradient must move: each input read once, each output written once.
 
-    The winners of cummax and cummin can be told from one saved array, so one is counted.
+    The winners of cummax and cummin can be told from one saved array, so one is counted; `prod`
+    takes its product anew.
     """
-    spared = "y" if desc.op in (ScanKind.CUMMAX, ScanKind.CUMMIN) else None
-    given = (operand for operand in desc.operands if operand.name not in without)
-    return sum(operand.size_bytes for operand in given if operand.name != spared)
+    given = [operand.name for operand in desc.operands if operand.name not in without]
+    return sum(fewest_bytes(desc, given))
 
 
 def dtype_of(element: ElementKind) -> Any:
@@ -174,8 +174,8 @@ def _place(tensor: Any, layout: str) -> Any:
         return tensor.permute(turned).contiguous().permute(turned)
     if layout == "sliced":
         *outer, n = tensor.shape
-        wide = tensor.new_zeros((*outer, n + 2 * _SLICE_START))
-        return wide[..., _SLICE_START : _SLICE_START + n].copy_(tensor)
+        wide = tensor.new_zeros((*outer, n + 2 * SLICE_START))
+        return wide[..., SLICE_START : SLICE_START + n].copy_(tensor)
     return tensor
 
 

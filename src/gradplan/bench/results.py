@@ -9,22 +9,36 @@ or a peer's "note", says why.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 from .. import __version__
 from ..errors import InvalidProblem
 from ..kinds import OpCategory
+from ..terminal import write_text
 from .forwards import VIEW_KINDS
 from .measure import OURS, Request
 
-__all__ = ["Results", "lowest_shares", "read", "speedups", "write"]
+__all__ = [
+    "STDOUT",
+    "Results",
+    "busy",
+    "finite",
+    "lowest_shares",
+    "read",
+    "speedups",
+    "write",
+]
 
+STDOUT = Path("-")
+"""What stands for stdout where a file is named."""
+
+# On a busy CPU torch's threads wait for each other by whole time slices: every speed-up is a lie.
+_BUSY_CORES = 0.25
 _TIMES = ("ms", "ms_min", "ms_p20", "ms_p80", "repeats")
 
 
@@ -120,18 +134,16 @@ class Results:
 
 def write(path: Path, found: dict[str, Any]) -> None:
     """Put a file there in one step: it is whole at any time."""
-    text = json.dumps(_finite(found), indent=1, ensure_ascii=False)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(text + "\n")
-    os.replace(beside, path)
+    text = json.dumps(finite(found), indent=1, ensure_ascii=False)
+    write_text(path, text + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same in what JSON knows: it has no infinity."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -140,7 +152,10 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InvalidProblem(f"{path}: cannot be read as results: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidProblem(f"{path}: cannot be read as results: {reason}") from None
+    if not isinstance(found, dict):
+        raise InvalidProblem(f"{path}: not a file of results")
     absent = {"device", "versions", "copy_bandwidth", "rows", "host_us"} - found.keys()
     if absent:
         raise InvalidProblem(f"{path}: not a file of results: no {', '.join(sorted(absent))}")
@@ -162,6 +177,12 @@ def speedups(rows: list[dict[str, Any]]) -> dict[str, tuple[float, int, dict[str
             mean = geometric_mean(row["peers"][name]["speedup"] for row in races)
             made[name] = mean, len(races), worst
     return made
+
+
+def busy(rows: list[dict[str, Any]]) -> bool:
+    """Whether other processes had the machine, so that no time is to be believed."""
+    cores = [row["other_cores"] for row in rows if row.get("other_cores") is not None]
+    return bool(cores) and median(cores) > _BUSY_CORES
 
 
 def lowest_shares(rows: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -17,9 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from .. import __version__
@@ -30,10 +28,11 @@ from ..backends.gpu.table import table_of
 from ..errors import InvalidProblem
 from ..kinds import BackendKind
 from ..sku import PlanPreference
+from ..terminal import STOPPED, add_command, console, positive, print_json, progress, remarks
 from .clocks import Effort
 from .lazy import needed
 from .measure import OURS, Request
-from .results import write
+from .results import STDOUT, finite, write
 from .thresholds import FIELDS, Probe, Question, questions, steps_of
 from .workers import Apart, Failed, Here, TookTooLong, Worker
 
@@ -47,11 +46,17 @@ _LISTED = "sm_90"
 
 def add_parser(commands: Any) -> None:
     """Add `tune` to the commands of the command line."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "tune",
+        run,
         help="measure again which thresholds the GPU's table should have",
         description="Try other values for each threshold of the GPU's table, on the problems that "
         "it decides. Every result is checked before it is timed. Nothing is changed.",
+        examples=[
+            "gradplan tune --list",
+            "gradplan tune --device cuda --fields joined_rows --json tuned.json",
+        ],
     )
     parser.add_argument(
         "--device", default="cuda", help="cuda or cuda:N; cpu is Triton's interpreter"
@@ -64,17 +69,19 @@ def add_parser(commands: Any) -> None:
         metavar="FIELD",
         help="only these (default: all; see --list)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all that is found here")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="keep all that is found here; - is stdout"
+    )
     parser.add_argument(
         "--stop-after", type=float, metavar="SECONDS", help="end in good order by then"
     )
     parser.add_argument(
         "--time", type=float, default=50.0, metavar="MS", help="device time a row (default: 50)"
     )
-    parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of each row")
+    parser.add_argument("--repeats", type=positive, metavar="N", help="repetitions of each row")
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=positive,
         default=len(os.sched_getaffinity(0)),
         help="processes that compile in advance (default: one a core)",
     )
@@ -82,7 +89,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--in-process", action="store_true", help="measure in this process, for debuggers"
     )
-    parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -114,7 +120,7 @@ def _show_fields(names: Sequence[str] | None) -> None:
             values = (f"[{one}]" if one == question.now else one for one in question.tables)
             probes = ", ".join(map(str, question.probes))
             table.add_row(question.name, escape(" ".join(values)), probes)
-    Console().print(table)
+    console().print(table)
 
 
 @dataclass
@@ -188,7 +194,8 @@ class _Tuning:
         self.begin = time.monotonic()
         self.options = options
         self.worker = worker
-        self.console = Console()
+        self.stopped = False
+        self.console = remarks() if options.json == STDOUT else console()
         self.effort = Effort(options.time, options.repeats)
         self.preference = PlanPreference(backend=BackendKind.TRITON)
         self.arch = ""
@@ -224,22 +231,13 @@ class _Tuning:
             for answer in answers
             for (_, value), row in answer.rows.items()
         )
-        return 1 if wrong else 0
+        if options.json == STDOUT:
+            print_json(finite(self._plain(about, answers)))
+        return 1 if wrong else STOPPED if self.stopped else 0
 
     def _left_s(self) -> float:
         limit = self.options.stop_after
         return float("inf") if limit is None else limit - (time.monotonic() - self.begin)
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
 
     def _compile(self, asked: Sequence[Question]) -> None:
         """Fill Triton's cache with every kernel, in many processes: there it takes longest."""
@@ -251,33 +249,34 @@ class _Tuning:
                         variant = Variant(step, _POINTER_BYTES, probe.element, str(probe))
                         todo.setdefault(variant.key, variant)
         capability = int(self.arch.removeprefix("sm_"))
-        with self._progress() as progress:
-            bar = progress.add_task("compiling", total=len(todo))
+        with progress() as bars:
+            bar = bars.add_task("compiling", total=len(todo))
             pairs = [(variant, capability) for variant in todo.values()]
             # What fails here, fails again where it is measured, and is told there.
             with closing(aot.build_all(pairs, self.options.jobs)) as building:
                 for _ in building:
-                    progress.advance(bar)
+                    bars.advance(bar)
                     if self._left_s() <= 0:
                         break
 
     def _answers(self, asked: Sequence[Question]) -> Iterator[Answer]:
         total = sum(len(question.probes) * len(question.tables) for question in asked)
-        with self._progress() as progress:
-            bar = progress.add_task("measuring", total=total)
+        with progress() as bars:
+            bar = bars.add_task("measuring", total=total)
             for question in asked:
                 answer = Answer(question)
                 for probe in question.probes:
                     # What is now comes first: a run that is stopped can still compare.
                     for value in sorted(question.tables, key=lambda one: one != question.now):
                         if self._left_s() <= 0:
+                            self.stopped = True
                             self.console.print("Out of time: the rest was not measured.")
                             if answer.rows:
                                 yield answer
                             return
-                        progress.update(bar, description=f"{question.name} {value}, {probe}")
+                        bars.update(bar, description=f"{question.name} {value}, {probe}")
                         answer.rows[probe, value] = self._row(question, probe, value)
-                        progress.advance(bar)
+                        bars.advance(bar)
                 yield answer
 
     def _row(self, question: Question, probe: Probe, value: str) -> dict[str, Any] | None:
@@ -347,14 +346,17 @@ class _Tuning:
             self.console.print(f"{len(answers)} of {asked} questions were answered.")
 
     def _save(self, about: dict[str, Any], answers: Iterable[Answer]) -> None:
-        if self.options.json is not None:
-            found = {
-                "gradplan": __version__,
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                **about,
-                "questions": [answer.plain() for answer in answers],
-            }
-            write(self.options.json, found)
+        if self.options.json not in (None, STDOUT):
+            write(self.options.json, self._plain(about, answers))
+
+    @staticmethod
+    def _plain(about: dict[str, Any], answers: Iterable[Answer]) -> dict[str, Any]:
+        return {
+            "gradplan": __version__,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **about,
+            "questions": [answer.plain() for answer in answers],
+        }
 
 
 def _cell(row: dict[str, Any] | None) -> str:

@@ -6,14 +6,34 @@ strided axes, vocabularies. Embeddings read (rows of the table, columns, indices
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
+from ..errors import InvalidProblem
+from ..geometry import c_strides
 from ..kinds import OpCategory
 from ..registry import Engine, KindSpec
+from ..terminal import parse_shape
 
-__all__ = ["CPU", "CUDA", "LAYOUTS", "QUICK", "Draw", "Reach", "Workload", "custom", "defaults"]
+__all__ = [
+    "CPU",
+    "CUDA",
+    "LAYOUTS",
+    "QUICK",
+    "SLICE_START",
+    "Draw",
+    "Reach",
+    "Workload",
+    "custom",
+    "defaults",
+    "read_cases",
+    "strides_of",
+]
 
+SLICE_START = 64
 LAYOUTS = ("contiguous", "transposed", "sliced")
 """How all arrays of a case lie: in C order; in Fortran order; as `[..., 64:64 + n]` of wider ones.
 """
@@ -113,8 +133,88 @@ def defaults(device: str, quick: bool = False) -> tuple[Workload, ...]:
     return CPU if device == "cpu" else CUDA
 
 
-def custom(shape: tuple[int, ...], axis: int, layout: str) -> Workload:
+def custom(shape: tuple[int, ...], axis: int, layout: str, name: str = "") -> Workload:
     """A case of the user's own; its name says what it is."""
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidProblem(f"--axis {axis} is outside the shape {shape}")
     axis %= len(shape)
-    name = "x".join(map(str, shape)) + f"@{axis}" + ("" if layout == LAYOUTS[0] else f" {layout}")
+    if not name:
+        name = "x".join(map(str, shape)) + f"@{axis}"
+        name += "" if layout == LAYOUTS[0] else f" {layout}"
     return Workload(name, shape, axis, layout, reach=Reach.EVERY_ELEMENT)
+
+
+def read_cases(path: Path) -> list[Workload]:
+    """The cases of a file, one a line; blank lines and what follows a # do not count.
+
+    8192x8192                       # the last axis
+    64x2048x512 axis=1 layout=transposed name=attention
+    50304x768 indices=262144 draw=zipf    # an embedding: rows × columns of its table
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise InvalidProblem(f"{path}: cannot be read as shapes: {reason}") from None
+    made = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if words:
+            try:
+                made.append(_case_of(words))
+            except ValueError as error:
+                raise InvalidProblem(f"{path}, line {number}: {error}") from None
+    if not made:
+        raise InvalidProblem(f"{path}: there is no shape in it")
+    return made
+
+
+def _case_of(words: Sequence[str]) -> Workload:
+    """One line of a file of shapes; `ValueError` says what is wrong with it."""
+    shape = parse_shape(words[0])
+    given = dict(word.partition("=")[::2] for word in words[1:])
+    unknown = given.keys() - {"axis", "layout", "name", "indices", "draw"}
+    if unknown:
+        raise ValueError(f"expected axis=, layout=, name=, indices= or draw=, got {min(unknown)!r}")
+    layout, name = given.get("layout", LAYOUTS[0]), given.get("name", "")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is one of {', '.join(LAYOUTS)}, got {layout!r}")
+    numbers = {}
+    for field in ("axis", "indices"):
+        if field in given:
+            try:
+                numbers[field] = int(given[field])
+            except ValueError:
+                raise ValueError(f"{field} is a number, got {given[field]!r}") from None
+    if "indices" not in numbers:
+        if "draw" in given:
+            raise ValueError("draw= is for embeddings, which have indices=")
+        axis = numbers.get("axis", -1)
+        if not -len(shape) <= axis < len(shape):
+            raise ValueError(f"axis {axis} is outside the shape {words[0]}")
+        return custom(shape, axis, layout, name)
+    draws = [draw.value for draw in Draw]
+    draw = given.get("draw", Draw.UNIFORM.value)
+    if len(shape) != 2 or draw not in draws or numbers["indices"] < 1:
+        raise ValueError(
+            f"an embedding is ROWSxCOLUMNS indices=N, with draw one of {', '.join(draws)}"
+        )
+    sizes = (*shape, numbers["indices"])
+    name = name or "x".join(map(str, sizes)) + f" {draw}"
+    return Workload(name, sizes, draw=Draw(draw), reach=Reach.EMBEDDING)
+
+
+def strides_of(desc: Any, layout: str, without: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """The strides, in elements, of a problem's arrays in a layout."""
+    made = {}
+    for operand in desc.operands:
+        if operand.name in without:
+            continue
+        shape = operand.shape
+        if layout == "transposed":
+            made[operand.name] = c_strides(shape[::-1])[::-1]
+        elif layout == "sliced":
+            made[operand.name] = c_strides((*shape[:-1], shape[-1] + 2 * SLICE_START))
+        else:
+            made[operand.name] = c_strides(shape)
+    return made

@@ -23,12 +23,13 @@ from ...descriptors import (
     ScanBackwardDescriptor,
 )
 from ...errors import Unsupported
+from ...explanation import Other
 from ...geometry import Dim, c_strides, nest
 from ...kinds import BinaryKind, OpCategory, ReduceKind, ScanKind, TieRule
 from ...registry import Engine
 from ...threads import max_threads
 from ...views import View
-from . import pool
+from . import choices, pool
 from .jit import Kernel, kernel
 from .kernels import layout as at
 
@@ -74,6 +75,7 @@ class Program:
     layout: str
     variant: str
     why: str
+    others: tuple[Other, ...] = ()
     idle: list[_Call] = field(default_factory=list)
     """Calls that no thread uses now; taking one and putting it back are atomic."""
 
@@ -327,6 +329,16 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         layout=layout,
         variant=variant,
         why=_why_rows(layout, unit, chunks if workspace else 1, width),
+        others=choices.rows(
+            unit=unit,
+            strided=[names[k] for k in looped if loop.strides[k] != 1],
+            split=None if stateless else workspace > 0,
+            units=groups,
+            enough=_ENOUGH_UNITS,
+            streamed=bool(meta[at.STREAMING]),
+            takes=_bytes(desc),
+            room=_STREAMED_SHARE * _cache_bytes(),
+        ),
     )
 
 
@@ -392,7 +404,11 @@ def _streams(desc: Any, share: float = _STREAMED_SHARE) -> bool:
 
     An ordinary store reads the line that it overwrites, and drives inputs out.
     """
-    return bool(sum(op.size_bytes for op in desc.operands) > share * _cache_bytes())
+    return _bytes(desc) > share * _cache_bytes()
+
+
+def _bytes(desc: Any) -> int:
+    return sum(op.size_bytes for op in desc.operands)
 
 
 def _why_rows(layout: str, unit: bool, chunks: int, width: int) -> str:
@@ -545,6 +561,18 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         layout=layout,
         variant=variant,
         why=why,
+        others=choices.scans(
+            source=source,
+            split=split,
+            units=groups,
+            enough=_ENOUGH_UNITS,
+            extent=n,
+            shortest=4 * _SCAN_CHUNK,
+            lines=lines,
+            streamed=bool(meta[at.STREAMING]),
+            takes=_bytes(desc),
+            room=_STREAMED_SCAN_SHARE * _cache_bytes(),
+        ),
     )
 
 
@@ -609,6 +637,13 @@ def _prepare_segments(
         variant="sorted_streamed" if meta[at.STREAMING] else "sorted",
         why=f"indices are sorted, then each row is summed in their order, {width} "
         "columns at a time",
+        others=choices.tables(
+            unit=unit,
+            accumulates=desc.accumulate,
+            streamed=bool(meta[at.STREAMING]),
+            takes=_bytes(desc),
+            room=_STREAMED_SHARE * _cache_bytes(),
+        ),
     )
 
 

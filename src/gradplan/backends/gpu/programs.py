@@ -42,7 +42,7 @@ from .launch import (
 from .program import EMPTY, TYPES, Program, Strides, down, integer, up
 from .table import Table, table_of
 
-__all__ = ["Program", "prepare", "workspace_bound"]
+__all__ = ["Program", "choose", "prepare", "workspace_bound"]
 
 _HALVES = (ElementKind.F16, ElementKind.BF16)
 _STATE_SLOTS = {ReduceKind.PROD: 4}
@@ -59,20 +59,25 @@ def prepare(
     processors: int | None = None,
 ) -> Program:
     """The program for arrays with these strides; without a device, for the interpreter."""
-    table = table_of(arch, processors)
-    engine = desc.spec.engine
-    if engine in (Engine.MAP, Engine.ROW_STATE):
-        made = _rows(desc, strides, table)
-    elif engine is Engine.RECURRENCE:
-        made = _recurrence(desc, strides, table)
-    else:
-        made = segments.program(desc, strides, index_shape or (desc.num_indices,), table)
+    made = choose(desc, strides, table_of(arch, processors), index_shape)
     if not made.steps:
         return made
     if device is None:
         return replace(made, runner=Interpreter(made.steps))
     apart = Launcher(made.apart, device) if made.apart else None
     return replace(made, runner=Launcher(made.steps, device), apart_runner=apart)
+
+
+def choose(
+    desc: Any, strides: Strides, table: Table, index_shape: Sequence[int] | None = None
+) -> Program:
+    """What a table leads to; it has no runner yet."""
+    engine = desc.spec.engine
+    if engine in (Engine.MAP, Engine.ROW_STATE):
+        return _rows(desc, strides, table)
+    if engine is Engine.RECURRENCE:
+        return _recurrence(desc, strides, table)
+    return segments.program(desc, strides, index_shape or (desc.num_indices,), table)
 
 
 def _warps(elements: int, operands: int, packed: int, half: bool, table: Table) -> int:

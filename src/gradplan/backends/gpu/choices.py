@@ -1,0 +1,146 @@
+"""Why a GPU variant was chosen and no other, asked of the choice itself.
+
+Each engine tries its variants in a fixed order. Of one that comes before the chosen we ask which
+threshold of the table kept it out: that field is changed, and the same code chooses again. Of one
+that comes after we ask what it would have cost: those before it are taken out of the table. So no
+rule is written twice, and what is told stays true when the rules change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...explanation import Other
+from ...registry import Engine
+from .program import Program, Strides
+from .programs import choose
+from .table import Lines, Table
+
+__all__ = ["others"]
+
+# The order in which an engine tries its variants.
+_ORDER = {
+    Engine.ROW_STATE: ("resident", "cluster", "joined", "split"),
+    Engine.RECURRENCE: ("resident", "tiled", "split"),
+}
+_MOST = 1 << 40
+
+
+def others(desc: Any, strides: Strides, table: Table) -> tuple[Other, ...]:
+    """Every other variant of the engine, in the order in which they are tried."""
+    chosen = choose(desc, strides, table)
+    order = _ORDER.get(desc.spec.engine, ())
+    name = _base(chosen, order)
+    told = []
+    if name is not None:
+        place = order.index(name)
+        told = [Other(other, _barred(desc, strides, table, other)) for other in order[:place]]
+        told += [
+            Other(other, _cost(desc, strides, table, chosen, other)) for other in order[place + 1 :]
+        ]
+    return (*told, *_source(chosen))
+
+
+def _base(program: Program, order: Sequence[str]) -> str | None:
+    """The variant without what is said behind it of its inputs; None where there is no choice."""
+    return next((name for name in order if program.variant.startswith(name)), None)
+
+
+def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
+    """Why a variant that is tried before the chosen was not taken: the threshold in its way."""
+    if other == "cluster" and not table.cluster:
+        return "the architecture has no clusters"
+    if other == "joined" and not table.waits:
+        return "programs cannot wait for each other there"
+    reached = [
+        (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")
+        for field, meaning, now, tables in _ways(table, desc, other)
+        for value, changed in tables
+        if choose(desc, strides, changed).variant.startswith(other)
+    ]
+    if reached:  # the least change of all
+        return min(reached, key=lambda way: max(way[0], 1 / way[0]))[1]
+    if other == "tiled" and "x" in strides and "y" not in strides:
+        return "y is not given: it is recomputed in parts, which meet through carries"
+    return "not for this kind in this layout, whatever the size"
+
+
+Way = tuple[str, str, int, Iterator[tuple[int, Table]]]
+
+
+def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
+    """(field, what it means, its value, other values with their tables) that let a variant in."""
+    if other == "resident" and desc.spec.engine is Engine.ROW_STATE:
+        yield _raised(table, "resident_words", "registers in which a program may keep its rows")
+    elif other == "resident":
+        yield _raised(table, "scan_resident", "the longest row that stays in registers")
+        yield _raised(table, "scan_columns", "the longest axis of neighbouring rows that stays")
+        now, _ = table.lines_of(desc.op, desc.element)
+        values = ((k * now, replace(table, lines=_longer(table.lines, k))) for k in _powers())
+        yield "lines", "the longest row that lies in one run and stays in registers", now, values
+    elif other == "cluster":
+        yield _raised(table, "cluster", "the most programs of a cluster")
+    elif other == "joined":
+        yield _raised(table, "group", "the most programs that wait for each other")
+    elif other == "tiled":
+        now = table.fill
+        values = ((now // k, replace(table, fill=now // k)) for k in _powers() if now // k)
+        yield "fill", "programs that fill the machine: below, rows are cut", now, values
+
+
+def _raised(table: Table, field: str, meaning: str) -> Way:
+    now: int = getattr(table, field)
+    low = max(now, 1)
+    changes: Iterator[dict[str, Any]] = ({field: k * low} for k in _powers())
+    values = ((change[field], replace(table, **change)) for change in changes)
+    return field, meaning, now, values
+
+
+def _powers() -> Iterator[int]:
+    return (1 << k for k in range(1, 21))
+
+
+def _longer(lines: Lines, factor: int) -> Lines:
+    return tuple((kind, factor * a, b, factor * c, d) for kind, a, b, c, d in lines)
+
+
+def _cost(desc: Any, strides: Strides, table: Table, chosen: Program, other: str) -> str:
+    """What a variant that is tried after the chosen would cost."""
+    made = choose(desc, strides, _only(table, other))
+    if not made.variant.startswith(other):
+        return f"not for this kind in this layout; {chosen.variant} comes first"
+    more = _bytes_read(desc, strides, made) - _bytes_read(desc, strides, chosen)
+    costs = [f"read {more:,} bytes more"] if more > 0 else []
+    if made.workspace_bytes and not chosen.workspace_bytes:
+        costs.append("take a workspace")
+    if made.counters and not chosen.counters:
+        costs.append("let programs wait for each other")
+    if costs:
+        return f"it would {' and '.join(costs)}"
+    return f"{chosen.variant} comes first, and moves no more"
+
+
+def _only(table: Table, other: str) -> Table:
+    """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
+    lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
+    barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
+    if other in ("tiled", "split"):
+        barred = replace(barred, fill=1 if other == "tiled" else _MOST)
+    if other in ("joined", "split"):
+        barred = replace(barred, cluster=0)
+    return replace(barred, waits=False) if other == "split" else barred
+
+
+def _bytes_read(desc: Any, strides: Strides, program: Program) -> int:
+    inputs = (op for op in desc.operands if not op.output and op.name in strides)
+    return sum(op.size_bytes * program.reads.get(op.name, 1) for op in inputs)
+
+
+def _source(chosen: Program) -> Iterator[Other]:
+    """Whether a saved y is used, where it may be left out."""
+    if chosen.variant.endswith("_recomputed"):
+        yield Other("from_y", "y is not given, so the scan is run again from x")
+    elif chosen.variant.endswith("_from_y"):
+        yield Other("recomputed", "y is given: reading it is cheaper than to scan x again")

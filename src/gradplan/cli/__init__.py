@@ -1,0 +1,62 @@
+"""The command line: one module a command; `gradplan bench` and `gradplan tune` are in `bench`.
+
+`--json` is for programs. Exit codes: 0 all is well, 1 a guarantee was missed, a row failed or
+something is slower than allowed, 2 the request cannot be met, 3 stopped before the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..bench import command as bench
+from ..bench import tune
+from ..errors import GradPlanError
+from ..terminal import EXIT_CODES, Parser
+from . import completion, doctor, explain, listing, verify
+
+__all__ = ["main", "parser"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    try:
+        options = parser().parse_args(argv)
+        return int(options.command(options))
+    except GradPlanError as error:
+        sentence = " ".join(str(error).split())
+        print(f"gradplan: {sentence}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"gradplan: {where}{error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("gradplan: interrupted", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    made = Parser(
+        prog="gradplan",
+        description="Gradient kernels as plans: look at them, check them, time them.",
+        epilog=f"gradplan COMMAND --help shows options and examples.\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"gradplan {__version__}")
+    commands = made.add_subparsers(required=True, metavar="command", title="commands")
+    doctor.add_parser(commands)
+    listing.add_parser(commands)
+    explain.add_parser(commands)
+    verify.add_parser(commands)
+    bench.add_parser(commands)
+    tune.add_parser(commands)
+    completion.add_parser(commands, parser)
+    return made
