@@ -10,7 +10,7 @@ from ...views import View
 from .launch import COUNTERS, Bound, Int, Interpreter, Launcher, Step
 from .streams import own_counters, stream_counters
 
-__all__ = ["EMPTY", "TYPES", "Program", "Strides", "down", "integer", "up"]
+__all__ = ["EMPTY", "HALVES", "TYPES", "Program", "Strides", "down", "integer", "up"]
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -20,6 +20,7 @@ TYPES = {
     ElementKind.BF16: "bf16",
     ElementKind.F64: "fp64",
 }
+HALVES = (ElementKind.F16, ElementKind.BF16)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""Operands as a kernel sees them: rows × axis, and what may be relied on in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from ...geometry import Nest
+from .launch import Argument, Pointer
+from .program import TYPES, Strides
+
+__all__ = ["Geometry", "geometry_of", "pointers_of"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Rows × axis, with every operand's strides, ready to be arguments."""
+
+    names: tuple[str, ...]
+    """Operands in the order of the kernel: dy, x, y, outputs."""
+    given: tuple[bool, ...]
+    rows: Nest
+    axis: Nest
+    type: str
+    item: int
+
+    def offset(self, k: int) -> int:
+        return (self.rows.offsets[k] + self.axis.offsets[k]) * self.item
+
+    def mode(self, k: int, output: bool = False) -> str:
+        if not self.given[k]:
+            return "n"
+        along = [dim.strides[k] for dim in self.axis.dims]
+        across = [dim.strides[k] for dim in self.rows.dims]
+        many_rows = self.rows.size > 1
+        if not output:
+            if not any(along):
+                return "r"
+            if not any(across) and many_rows and self.axis.size > 1:
+                return "a"
+        if len(along) == 1 and along[0] == 1:
+            return "t"
+        if across[0] == 1 and self.rows.dims[0].extent > 1:
+            return "c"
+        return "s"
+
+    def arguments(self) -> list[tuple[str, Argument]]:
+        """row_dims, each operand's row strides, axis_dims, each operand's axis strides."""
+        made: list[tuple[str, Argument]] = [
+            ("row_dims", tuple(dim.extent for dim in self.rows.dims))
+        ]
+        for k, name in enumerate(self.names):
+            made.append((f"row_{name}", tuple(dim.strides[k] for dim in self.rows.dims)))
+        made.append(("axis_dims", tuple(dim.extent for dim in self.axis.dims)))
+        for k, name in enumerate(self.names):
+            made.append((f"axis_{name}", tuple(dim.strides[k] for dim in self.axis.dims)))
+        return made
+
+    def alignment(self, n: int, modes: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        """The power of two (16, 4 or 1) that divides all that loads in runs depend on."""
+        names: list[str] = []
+        common = 0
+        flat = "t" in modes
+        if flat:
+            names.append("n")
+            common = gcd(common, n)
+        if "c" in modes:
+            names.append("row_dims:0")
+            common = gcd(common, self.rows.dims[0].extent)
+        for k, name in enumerate(self.names):
+            if modes[k] == "t":
+                names.append(f"row_{name}")
+                for dim in self.rows.dims:
+                    common = gcd(common, dim.strides[k])
+            elif modes[k] == "c":
+                names.append(f"axis_{name}")
+                for dim in self.axis.dims:
+                    common = gcd(common, dim.strides[k])
+                if len(self.rows.dims) > 1:
+                    names.append(f"row_{name}:1")  # the first is 1
+                    for dim in self.rows.dims[1:]:
+                        common = gcd(common, dim.strides[k])
+        if not names:
+            return 1, ()
+        for size in (16, 4):
+            if common % size == 0:
+                return size, tuple(names)
+        return 1, ()
+
+
+def geometry_of(
+    desc: Any, strides: Strides, outputs: Sequence[str], rows: Nest, axis: Nest
+) -> Geometry:
+    names = ("dy", "x", "y", "out", "out2")[: 3 + len(outputs)]
+    sources = ("dy", "x", "y", *outputs)
+    return Geometry(
+        names=names,
+        given=tuple(source in strides for source in sources),
+        rows=rows,
+        axis=axis,
+        type=TYPES[desc.element],
+        item=desc.element.size_bytes,
+    )
+
+
+def pointers_of(
+    shape: Geometry, sources: Sequence[str], modes: Sequence[str]
+) -> list[tuple[str, Argument]]:
+    made: list[tuple[str, Argument]] = []
+    for k, (name, source) in enumerate(zip(shape.names, sources, strict=True)):
+        absent = modes[k] == "n"
+        made.append((name, None if absent else Pointer(source, shape.type, shape.offset(k))))
+    return made

@@ -1,0 +1,282 @@
+"""The launches of the engine *recurrence*."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from ...descriptors import ScanBackwardDescriptor
+from ...geometry import Dim, Nest, nest
+from ...kinds import ElementKind, ScanKind, TieRule
+from .launch import WORKSPACE, Argument, Int, Pointer, Step, all_registers
+from .operands import geometry_of, pointers_of
+from .program import EMPTY, Program, Strides, down, integer, up
+from .table import Table
+
+__all__ = ["program", "workspace_bytes"]
+
+
+def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
+    """The program for arrays with these strides."""
+    shape, (axis,) = desc.shape_and_axes
+    rank = len(shape)
+    if 0 in shape:
+        return EMPTY
+    from_y = "y" in strides
+    kind, ties = desc.kind, desc.ties if desc.spec.ties else None
+    sources = ("dy", "x", "y", "dx")
+    used = dict(strides)
+    if kind is ScanKind.CUMSUM:
+        used.pop("x", None)
+        used.pop("y", None)
+    elif from_y and ties is TieRule.FIRST:
+        used.pop("x")  # y alone tells the winners
+    steps = [used.get(name, (0,) * rank) for name in sources]
+    lead = 3
+    along = nest(shape, (axis,), steps, lead, ordered=True)
+    across = nest(shape, [d for d in range(rank) if d != axis], steps, lead)
+    flip = desc.reverse
+    (line,) = along.dims
+    if line.strides[lead] < 0:  # walk memory forwards
+        ends = tuple((line.extent - 1) * step for step in line.strides)
+        along = Nest((Dim(line.extent, tuple(-step for step in line.strides)),), ends)
+        flip = not flip
+        (line,) = along.dims
+    geometry = geometry_of(desc, used, ("dx",), across, along)
+    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
+    n, row_count = line.extent, across.size
+    beside = across.dims[0]
+    columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
+    recomputes = kind is not ScanKind.CUMSUM and not from_y
+    length = up(n)
+    item = desc.element.size_bytes
+    size = 2 if desc.element is ElementKind.F64 else 1
+    # Recomputing log-cumsum-exp keeps four f64 an element where its fast way is barred.
+    small = 8 if kind is ScanKind.LOG_CUMSUM_EXP and recomputes else size
+    resident = length <= (table.scan_columns if columns else table.scan_resident) // small
+    if columns:
+        few = resident or recomputes
+        r = (table.column_bytes if few else table.scan_column_bytes) // item
+        r = min(up(beside.extent), max(1, r))
+        step_size = table.scan_column_few if few else table.scan_column_step
+        c = length if resident else min(length, max(2, step_size // small))
+    else:
+        r = 1
+        if resident:
+            r = min(up(beside.extent), max(1, table.scan_tile // small // length))
+        c = length if resident else min(length, table.scan_step // small)
+    # Factors rounded one by one add up their errors: long products are f64.
+    wide = desc.element is ElementKind.F64 or (kind is ScanKind.CUMPROD and n > table.scan_product)
+    tiles = -(-beside.extent // r) * (row_count // beside.extent)
+    constants: list[tuple[str, Any]] = [
+        ("KIND", kind.value),
+        ("TIES", ties.value if ties else ""),
+        ("ELEMENT", desc.element.value),
+        *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
+    ]
+    rest: list[tuple[str, Any]] = [
+        ("FLIP", flip),
+        ("WIDE", wide),
+        ("R", r),
+        ("C", c),
+        ("FULL", n % c == 0 and beside.extent % r == 0),
+    ]
+    alignment, aligned = geometry.alignment(n, modes)
+    pointers = pointers_of(geometry, sources, modes)
+    arguments = [*geometry.arguments(), ("n", integer(n))]
+    warps = _scan_warps(r * c * small, table)
+    if columns and not (resident or recomputes):  # no two threads share a row
+        warps = max(1, r * item // 512)
+    layout = "columns" if columns else "rows"
+    source = "" if kind is ScanKind.CUMSUM else "_from_y" if from_y else "_recomputed"
+
+    lines = (
+        not columns
+        and not recomputes
+        and all(mode in ("t", "n") for mode in modes)
+        and line.strides[lead] == 1
+    )
+    v = max(1, 16 // item)
+    if lines:
+        tile, each = table.lines_of(kind, desc.element)
+        resident = length <= tile
+        c = max(2 * v, min(length, tile))
+        r = min(up(beside.extent), max(1, tile // c)) if resident else 1
+        tiles = -(-beside.extent // r) * (row_count // beside.extent)
+        warps = max(1, tile // (32 * each))
+    along_tiles = -(-n // c)
+
+    def tile_step(
+        phase: str, steps: int, carries: Pointer | None = None, states: Pointer | None = None
+    ) -> Step:
+        if lines:
+            return Step(
+                kernel="lines.scan_lines",
+                grid=tiles * -(-along_tiles // steps),
+                arguments=(
+                    *pointers,
+                    ("carries", carries),
+                    *arguments,
+                    ("steps", Int(steps, "i32")),
+                ),
+                constants=(
+                    *(pair for pair in constants if pair[0] not in ("DY", "OUT")),
+                    ("PHASE", phase),
+                    ("FLIP", flip),
+                    ("WIDE", wide),
+                    ("R", r),
+                    ("M", c // v),
+                    ("V", v),
+                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                ),
+                warps=warps,
+                registers=all_registers(warps) if table.roomy else 0,
+                alignment=alignment,
+                aligned=aligned,
+            )
+        return Step(
+            kernel="recurrence.scan_tile",
+            grid=tiles * -(-along_tiles // steps),
+            arguments=(
+                *pointers,
+                ("carries", carries),
+                ("states", states),
+                *arguments,
+                ("steps", Int(steps, "i32")),
+            ),
+            constants=(*constants, ("PHASE", phase), *rest),
+            warps=warps,
+            registers=all_registers(warps) if recomputes or table.roomy else 0,
+            alignment=alignment,
+            aligned=aligned,
+        )
+
+    def program(steps: Sequence[Step], variant: str, why: str, workspace: int = 0) -> Program:
+        again = 2 if workspace else 1
+        return Program(
+            steps=tuple(steps),
+            runner=None,
+            workspace_bytes=workspace,
+            reads={
+                "dy": again,
+                "x": (again + (recomputes and workspace > 0)) if "x" in used else 0,
+                "y": again,
+            },
+            layout=layout,
+            variant=variant + source,
+            why=why,
+        )
+
+    if resident:
+        return program(
+            [tile_step("resident", 1)],
+            "resident",
+            f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
+        )
+    if tiles >= table.fill and not recomputes:
+        why = f"rows enough to fill the machine, each in tiles of {c} from its far end"
+        return program([tile_step("whole", along_tiles)], "tiled", why)
+    steps_each = 1
+    if not recomputes:
+        # Carries are to be few beside the elements.
+        steps_each = max(table.scan_chunk // c, along_tiles * tiles // (8 * table.fill), 1)
+    chunks = -(-along_tiles // steps_each)
+    slots = tiles * chunks * r
+    carries = Pointer(WORKSPACE, "fp64")
+    states = Pointer(WORKSPACE, "fp64", 16 * slots) if recomputes else None
+    launches = []
+    gates = "" if ties is None else "open" if lines else "winners"
+    lanes = min(r, table.join_lanes)
+    common: list[tuple[str, Argument]] = [
+        ("total", Int(slots)),
+        ("tiles_along", Int(chunks, "i32")),
+    ]
+    joined: list[tuple[str, Any]] = [
+        ("FLIP", flip),
+        ("R", r),
+        ("J", lanes),
+        ("K", max(2, table.join // lanes)),
+    ]
+    if states is not None:
+        x = next(value for name, value in pointers if name == "x")
+        launches.append(
+            Step(
+                kernel="recurrence.scan_states",
+                grid=tiles * along_tiles,
+                arguments=(
+                    ("x", x),
+                    ("states", states),
+                    *(pair for pair in arguments if pair[0] in ("row_dims", "row_x")),
+                    *(pair for pair in arguments if pair[0] in ("axis_dims", "axis_x")),
+                    ("n", integer(n)),
+                ),
+                constants=(
+                    ("KIND", kind.value),
+                    ("X", modes[1]),
+                    ("R", r),
+                    ("C", c),
+                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                ),
+                warps=warps,
+                alignment=alignment,
+                aligned=tuple(
+                    name
+                    for name in aligned
+                    if name in ("n", "row_dims:0", "row_x", "row_x:1", "axis_x")
+                ),
+            )
+        )
+        launches.append(
+            Step(
+                kernel="recurrence.join_states",
+                grid=tiles * (r // lanes),
+                arguments=(("states", states), *common),
+                constants=(("KIND", kind.value), *joined),
+                warps=4,
+            )
+        )
+    launches.append(tile_step("partial", steps_each, carries, states))
+    launches.append(
+        Step(
+            kernel="recurrence.join_carries",
+            grid=tiles * (r // lanes),
+            arguments=(("carries", carries), *common),
+            constants=(("GATES", gates), *joined),
+            warps=4,
+        )
+    )
+    launches.append(tile_step("apply", steps_each, carries, states))
+    return program(
+        launches,
+        "split",
+        f"rows are cut into {chunks} chunks that meet through carries",
+        8 * slots * (2 + (2 if recomputes else 0)),
+    )
+
+
+def _scan_warps(words: int, table: Table) -> int:
+    return max(1, min(16, down(words // (32 * table.scan_words))))
+
+
+def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
+    """The most workspace that any layout of a problem with elements needs."""
+    shape, (axis,) = desc.shape_and_axes
+    n = shape[axis]
+    rows = prod(shape) // n
+    small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
+    words = 2 if desc.kind is ScanKind.CUMSUM else 4
+    bound = 0
+    tile, _ = table.lines_of(desc.kind, desc.element)
+    for used, limit, step in (
+        (True, table.scan_resident, table.scan_step),
+        (True, tile * small, tile * small),
+        (rows > 1, table.scan_columns, min(table.scan_column_few, table.scan_column_step)),
+    ):
+        if used and up(n) > limit // small:
+            # Rows taken together are padded to a power of two: at most twice as many.
+            most = 2 * rows * -(-n // max(2, step // small))
+            if desc.kind is ScanKind.CUMSUM:  # in chunks that just fill the machine
+                most = min(most, 2 * rows * (16 * table.fill + 1))
+            bound = max(bound, 8 * words * most)
+    return bound

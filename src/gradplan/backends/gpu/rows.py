@@ -1,0 +1,377 @@
+"""The launches of the engines *map* and *row state then map*."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescriptor
+from ...geometry import Dim, Nest, c_strides, nest
+from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
+from ...registry import Engine
+from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
+from .operands import geometry_of, pointers_of
+from .program import EMPTY, HALVES, Program, Strides, down, integer, up
+from .table import Table
+
+__all__ = ["program", "workspace_bytes"]
+
+_STATE_SLOTS = {ReduceKind.PROD: 4}
+_TIGHT = ((ElementKind.F32, ReduceKind.MAX), (ElementKind.F32, ReduceKind.MIN))
+_FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
+_TURNS = 1 << 20  # the most programs that take turns
+
+
+def program(desc: Any, strides: Strides, table: Table) -> Program:
+    """The program for arrays with these strides."""
+    shape, axes = desc.shape_and_axes
+    rank = len(shape)
+    reduced = desc.category is OpCategory.REDUCTION
+    outputs = [op.name for op in desc.operands if op.output and op.name in strides]
+    if 0 in shape or not outputs:
+        return EMPTY
+    unread: dict[str, int] = {}
+    if desc.op == ReduceKind.PROD:  # the product is taken anew, in f64
+        unread = {"y": 0}
+        strides = {name: steps for name, steps in strides.items() if name != "y"}
+    sources = ("dy", "x", "y", *outputs)
+    steps: list[Sequence[int]] = [strides.get(name, (0,) * rank) for name in sources]
+    ties = desc.ties if desc.spec.ties else None
+    order = [0] * rank
+    if ties in (TieRule.FIRST, TieRule.LAST):
+        for axis, stride in zip(axes, c_strides([shape[axis] for axis in axes]), strict=True):
+            order[axis] = stride
+    steps.append(order)
+    lead = 3
+    extent = prod(shape[axis] for axis in axes) if reduced else 0
+    p, q = _params(desc, extent, strides)
+    if desc.spec.engine is Engine.MAP or ties is TieRule.ALL:
+        return _map(desc, strides, table, shape, steps, outputs, p, q)
+
+    along = nest(shape, axes, steps, lead)
+    across = nest(shape, [axis for axis in range(rank) if axis not in axes], steps, lead)
+    geometry = geometry_of(desc, strides, outputs, across, along)
+    n, row_count = along.size, across.size
+    inner, beside = along.dims[0], across.dims[0]
+    columns = beside.extent > 1 and (
+        abs(beside.strides[lead]) < abs(inner.strides[lead]) or inner.extent == 1
+    )
+    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
+    size = 2 if desc.element is ElementKind.F64 else 1
+    full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
+    # Products keep more beside their rows, and so do rows side by side.
+    words = (
+        full * size * (table.column_factor if columns else 2 if desc.op == ReduceKind.PROD else 1)
+    )
+    length = up(n)
+    beside_tiles = row_count // beside.extent
+    least = 1
+    if columns:
+        least = min(up(beside.extent), max(1, 32 // desc.element.size_bytes))
+    # Long rows of halves wait in registers two by two.
+    half = desc.element in HALVES
+    prod_kind = desc.op == ReduceKind.PROD
+    # What is not read in runs, or is told apart by its place, takes registers of its own.
+    alignment, aligned = geometry.alignment(n, modes)
+    ordered = ties in (TieRule.FIRST, TieRule.LAST)
+    rough = ordered or bool({"s", "a"} & {*modes})
+    plain = n == length and alignment == 16 and not (rough or columns)
+    packed = 2 if plain and half and not prod_kind and length >= table.packed else 1
+    # Places on an axis of several dimensions are divisions: they take registers too.
+    many = 4 if len(along.dims) > 1 else 1
+    most = table.resident_words // 2 if rough else table.resident_words * packed
+    resident = length * least * words * many <= most
+    arguments: list[tuple[str, Argument]] = [
+        *geometry.arguments(),
+        ("axis_order", tuple(dim.strides[4] for dim in along.dims)),
+        ("order_base", Int(along.offsets[4])),
+        ("n", integer(n)),
+        ("p", p),
+        ("q", q),
+    ]
+    constants: list[tuple[str, Any]] = [
+        ("KIND", desc.op.value),
+        ("TIES", ties.value if ties else ""),
+        ("ELEMENT", desc.element.value),
+        *zip(("DY", "X", "Y", "OUT"), modes, strict=True),
+    ]
+    # What is compared two at a time lies in runs, read and written alike.
+    paired = (
+        desc.element in table.paired
+        and desc.op in (ReduceKind.MAX, ReduceKind.MIN)
+        and ties is TieRule.SPLIT
+        and modes[1] == modes[3]
+        and modes[1] in ("t", "c")
+        and {modes[0], modes[2]} == {"r"}
+        and alignment == 16
+    )
+    pointers = pointers_of(geometry, sources, modes)
+    layout = "columns" if columns else "rows"
+    if prod_kind:
+        length = max(2, length)
+    slots = _STATE_SLOTS.get(desc.op, 1)
+
+    def step(
+        phase: str,
+        r: int,
+        c: int,
+        warps: int,
+        parts: int = 1,
+        known: int = 1,
+        states: Pointer | None = None,
+        counters: Pointer | None = None,
+    ) -> Step:
+        registers = 0
+        every = n == c * parts and beside.extent % r == 0
+        if many > 1 or (prod_kind and (r > 1 or "s" in modes)) or ordered:
+            registers = all_registers(warps)
+        elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
+            if desc.op in _FEW_REGISTERS and plain:  # two programs of the longest rows at a time
+                registers = 32
+        elif every and set(modes) <= {"c", "r", "n"} and (desc.element, desc.op) in _TIGHT:
+            registers = table.joined_registers
+        if phase == "joined" and warps > 4:  # two programs a multiprocessor: see `Table.group`
+            registers = min(registers or 255, all_registers(2 * warps))
+        return Step(
+            kernel="rows.row_tiles",
+            grid=-(-beside.extent // r) * beside_tiles * parts,
+            arguments=(
+                *pointers,
+                ("states", states),
+                ("counters", counters),
+                *arguments,
+                ("parts", Int(parts, "i32")),
+                ("known", Int(known, "i32")),
+            ),
+            constants=(
+                *constants,
+                ("PHASE", phase),
+                ("R", r),
+                ("C", c),
+                ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
+                ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
+                ("K", 1 if phase == "whole" else max(1, min(table.join // r, table.group))),
+                ("PAIRS", paired and every),
+                ("FULL", every),
+            ),
+            warps=warps,
+            cluster=parts if phase == "cluster" else 1,
+            registers=registers,
+            alignment=alignment,
+            aligned=aligned,
+        )
+
+    if resident:
+        room = max(least, min(table.row_tile, table.resident_words // words) // many // length)
+        if columns:
+            room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
+        r = min(up(beside.extent), down(room))
+        warps = _warps(r * length * many, full, packed if full > 1 else 1, half, table)
+        return Program(
+            steps=(step("whole", r, length, warps),),
+            runner=None,
+            workspace_bytes=0,
+            reads=unread,
+            layout=layout,
+            variant="resident",
+            why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
+        )
+
+    # The state of log-softmax reads dy alone: two reads of it are cheaper than waiting.
+    twice = columns and desc.op == SoftmaxKind.LOG_SOFTMAX
+    width = table.split_width if twice else table.joined_width
+    r = min(up(beside.extent), width) if columns else 1
+    room, warps = table.joined_of(desc.op, desc.element, columns)
+    room //= many
+    together = {"c" if columns else "t", "r", "n"}
+    if not {*modes} <= together or (columns and alignment < 16):  # a pointer for each element
+        room = min(room, table.strided_tile // full // many)
+        warps = max(1, room // 512)
+    each = max(1, room // warps)
+    c = max(2, min(length // 2, room // r))
+    tiles = -(-beside.extent // r) * beside_tiles
+    while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
+        if -(-n // c) <= table.group < -(-2 * n // c):
+            break
+        c //= 2
+    if c * r == room and table.group < -(-n // c) <= 2 * table.group:
+        c *= 2
+    parts = -(-n // c)
+    warps = max(1, min(32, c * r // each))
+    states = Pointer(WORKSPACE, "fp64")
+    size = 8 * slots * tiles * parts * r
+    few = parts <= table.group and not twice
+    if few:
+        apart = [
+            step("partial", r, c, warps, parts, parts, states),
+            step("apply", r, c, warps, parts, parts, states),
+        ]
+    else:
+        known = Pointer(WORKSPACE, "fp64", -(-size // 256) * 256)
+        lanes = min(r, table.join_lanes)
+        apart = [
+            step("partial", r, c, warps, parts, parts, states),
+            Step(
+                kernel="rows.join_rows",
+                grid=tiles * (r // lanes),
+                arguments=(
+                    ("states", states),
+                    ("joined", known),
+                    ("total", Int(tiles * parts * r)),
+                    ("parts", Int(parts, "i32")),
+                ),
+                constants=(
+                    ("KIND", desc.op.value),
+                    ("TIES", ties.value if ties else ""),
+                    ("R", r),
+                    ("J", lanes),
+                    ("K", max(2, table.join // lanes)),
+                ),
+                warps=4,
+            ),
+            step("apply", r, c, warps, parts, 1, known),
+        ]
+        size = known.offset + 8 * slots * tiles * r
+    pieces = f"rows are cut into {parts} parts"
+    if parts <= table.cluster and not twice:
+        return Program(
+            steps=(step("cluster", r, c, warps, parts, parts, states),),
+            runner=None,
+            workspace_bytes=size,
+            reads=unread,
+            layout=layout,
+            variant="cluster",
+            why=f"{pieces}, kept in registers by the programs of a cluster: one read",
+        )
+    waits = table.waits and few and tiles * parts < _TURNS
+    joined = step("joined", r, c, warps, parts, parts, states, Pointer(COUNTERS, "i32"))
+    return Program(
+        steps=(joined,) if waits else tuple(apart),
+        apart=tuple(apart) if waits else (),
+        counters=1 + tiles if waits else 0,
+        runner=None,
+        workspace_bytes=size,
+        reads=unread if waits else {**dict.fromkeys(("dy", "x", "y"), 2), **unread},
+        layout=layout,
+        variant="joined" if waits else "split",
+        why=f"{pieces}, whose programs wait for each other with their tiles in registers: one "
+        "read; plan.run reads twice while its stream is captured, and on a ninth stream"
+        if waits
+        else f"{pieces}, whose states are joined in order: two reads",
+    )
+
+
+def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int) -> int:
+    """How many elements (pairs, of a product) a thread may join before they become f64."""
+    if element is ElementKind.F64 or (element is ElementKind.F32 and not product):
+        return 1
+    run = 16 // element.size_bytes
+    places = c // 2 if product else c
+    held = run if inner else r * places // (32 * warps * min(r, run))
+    return max(1, min(8 if element in HALVES else 4, down(max(1, held)), places))
+
+
+def _map(
+    desc: Any,
+    strides: Strides,
+    table: Table,
+    shape: Sequence[int],
+    steps: Sequence[Sequence[int]],
+    outputs: Sequence[str],
+    p: float,
+    q: float,
+) -> Program:
+    whole = nest(shape, range(len(shape)), steps, 3)
+    along = Nest(whole.dims[:1], whole.offsets)
+    nothing = (0,) * len(whole.offsets)
+    across = Nest(whole.dims[1:] or (Dim(1, nothing),), nothing)
+    geometry = geometry_of(desc, strides, outputs, across, along)
+    n, lines = along.size, across.dims[0].extent
+    modes = [geometry.mode(k, output=k >= 3) for k in range(3 + len(outputs))]
+    room = table.map_bytes // desc.element.size_bytes
+    c = min(up(n), room)
+    if "a" in modes and lines > 1:  # what all rows share is read once for several of them
+        c = min(c, room // 8)
+    r = min(up(lines), max(1, room // c))
+    grid = -(-n // c) * -(-lines // r) * (across.size // lines)
+    extreme = desc.op == BinaryKind.LERP and any(
+        weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
+    )
+    sources = ("dy", "x", "y", *outputs)
+    pointers = pointers_of(geometry, sources, modes)
+    arguments = geometry.arguments()
+    if len(outputs) == 1:
+        pointers.append(("out2", None))
+        rows_end = 1 + next(k for k, (name, _) in enumerate(arguments) if name == "row_out")
+        arguments.insert(rows_end, ("row_out2", (0,)))
+        arguments.append(("axis_out2", (0,)))
+        modes.append("n")
+    alignment, aligned = geometry.alignment(n, modes)
+    step = Step(
+        kernel="rows.map_tiles",
+        grid=grid,
+        arguments=(*pointers, *arguments, ("n", integer(n)), ("p", p), ("q", q)),
+        constants=(
+            ("KIND", desc.op.value),
+            ("ELEMENT", desc.element.value),
+            ("EXTREME", extreme),
+            *zip(("DY", "X", "Y", "OUT", "OUT2"), modes, strict=True),
+            ("R", r),
+            ("C", c),
+            ("FULL", n % c == 0 and lines % r == 0),
+        ),
+        warps=4,
+        alignment=alignment,
+        aligned=aligned,
+    )
+    flat = len(whole.dims) == 1
+    return Program(
+        steps=(step,),
+        runner=None,
+        workspace_bytes=0,
+        reads={},
+        layout="flat" if flat else "rows",
+        variant="map",
+        why="one flat run of elements" if flat else f"tiles of {r} × {c}, as the output lies",
+    )
+
+
+def workspace_bytes(desc: Any, table: Table) -> int:
+    """The most workspace that any layout of a problem with elements needs."""
+    shape, axes = desc.shape_and_axes
+    n = prod(shape[axis] for axis in axes)
+    rows = prod(shape) // n
+    if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
+        return 0
+    wide = max(table.joined_width, table.split_width) if rows > 1 else 1
+    many = 4 if len(axes) > 1 else 1
+    room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
+    step = min(room, table.strided_tile // 2) // many // wide
+    # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
+    states = 2 * rows * max(2, -(-n // max(2, step))) + 4 * table.fill * wide
+    return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256
+
+
+def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
+    """The numbers p and q of the formulas."""
+    if isinstance(desc, BinaryParamBackwardDescriptor):
+        weights = (1.0 - desc.param, desc.param)
+        return weights if "da" in strides else weights[::-1]
+    if isinstance(desc, ReduceBackwardDescriptor):
+        if desc.kind is ReduceKind.MEAN:
+            return float(n), 0.0
+        m = n - desc.correction
+        share = 2.0 if desc.kind is ReduceKind.VAR else 1.0
+        return share / (m if m > 0 else 1.0), 1.0 / max(n, 1)
+    return 0.0, 0.0
+
+
+def _warps(elements: int, operands: int, packed: int, half: bool, table: Table) -> int:
+    """So many elements of all operands a thread that enough loads are under way."""
+    each = table.thread_words * packed
+    if half and elements * operands < table.resident_words:
+        each *= 2
+    if operands > 1 and elements <= table.row_tile:
+        each //= 2
+    return max(1, min(32, down(elements * operands // (32 * each))))
