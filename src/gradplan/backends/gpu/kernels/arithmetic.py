@@ -11,25 +11,38 @@ from ..launch import interpreted
 
 _INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
+# log₂ e in two parts.
+_LOG2_E = tl.constexpr(1.4426950216293335)
+_LOG2_E_MORE = tl.constexpr(1.925963033500011e-08)
+_SHIFT = tl.constexpr(1.5 * 2.0**23)
+_SHIFT_BITS = tl.constexpr(0x4B400000)  # its bits
 
 
 @triton.jit
 def exp_f32(x):
-    """exp of an f32, within 1.5 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is 0."""
-    whole = tl.floor(x * 1.4426950408889634 + 0.5)
-    # ln 2 in two parts; the first has so few bits that `whole` times it is exact.
-    r = (x - whole * 0.693359375) - whole * -2.1219444005469058e-4
-    p = r * 0.0013926213141530752 + 0.008363203145563602
-    p = p * r + 0.041666556149721146
-    p = p * r + 0.16666576266288757
-    p = p * r + 0.5
-    p = p * (r * r) + r + 1.0
-    bounded = tl.where((x >= -87.33654) & (x <= 88.72283), whole, 0.0)
-    bits = p.to(tl.int32, bitcast=True) + (bounded.to(tl.int32) << 23)
-    result = bits.to(tl.float32, bitcast=True)
-    result = tl.where(x < -87.33654, 0.0, result)
-    result = tl.where(x > 88.72283, _INFINITY, result)
-    return tl.where(x != x, x, result)
+    """exp of an f32, within 2 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is rounded once more."""
+    if _INTERPRETED:  # which rounds a product before it adds
+        return tl.exp(x)
+    else:
+        # Beyond these it is 0 or infinite. A NaN stays.
+        x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, 90.0, propagate_nan=tl.PropagateNan.ALL)
+        # x · log₂ e, rounded to a whole number that the low bits of the sum hold, and the rest.
+        shifted = tl.fma(x, _LOG2_E, _SHIFT)
+        rest = tl.fma(x, _LOG2_E, _SHIFT - shifted)
+        rest = tl.fma(x, _LOG2_E_MORE, rest)
+        power = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [rest], dtype=tl.float32, is_pure=True, pack=1
+        )
+        exponent = shifted.to(tl.int32, bitcast=True) - _SHIFT_BITS
+        half = exponent >> 1
+        return power * power_of_two_f32(half) * power_of_two_f32(exponent - half)
+
+
+@triton.jit
+def power_of_two_f32(exponent):
+    """2^exponent, for −126 ≤ exponent ≤ 127."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
