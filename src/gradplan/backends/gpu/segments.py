@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...descriptors import EmbeddingBackwardDescriptor
 from ...errors import Unsupported
-from .launch import WORKSPACE, Argument, Int, Pointer, Step
+from .launch import WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .program import EMPTY, TYPES, Program, Strides, integer, up
 from .table import Table
 
@@ -263,7 +263,9 @@ def _sums(
     for k, level in enumerate(levels):
         first, last = k == 0, k == len(levels) - 1
         item = desc.element.size_bytes if first else _F64_BYTES
-        d = min(up(columns), table.chunk_bytes // item)
+        # What does not lie in runs takes an address an element.
+        runs = problem.alignment > 1
+        d = min(up(columns), table.chunk_bytes // item // (1 if runs else 4))
         value_dims: tuple[tuple[str, Argument], ...]
         if first:
             entries, values = words, Pointer("dout", TYPES[desc.element])
@@ -304,12 +306,14 @@ def _sums(
                 ("UNIT", problem.unit),
                 ("ACCUMULATE", desc.accumulate),
                 ("BY_COUNT", desc.scale_grad_by_freq),
-                ("P", table.together),
+                # A quotient in each column takes registers of its own.
+                ("P", table.together // (4 if desc.scale_grad_by_freq else 1)),
                 ("D", d),
             ),
             # A thread holds its columns of all entries that are summed at a time.
             warps=max(1, min(4, d * item // 512)),
-            registers=128,  # lest the assembler spill one or two; four programs fit
+            # Lest the assembler spill one or two; with 128, four programs fit.
+            registers=128 if runs else all_registers(4),
             alignment=problem.alignment,
             aligned=("value_steps", "table_row", "columns"),
         )
