@@ -277,23 +277,23 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
 
         @inlined
         def empty_streaming(tile, address, js, steps, w, room):
-            # Where steps ascend in memory, w is a multiple of 8, and so is the count of steps.
+            # Where steps ascend in memory, and w is a multiple of 8.
             pitch = w * size
             stage_row = (steps * size + LINE) & -LINE
+            whole = steps // LANES * LANES
             if (js & (LINE - 1)) != 0:
                 stage_row += LINE
-            for j in range(w):
-                begin = address + j * js
-                lead = begin & (LINE - 1)
-                if j % LANES == 0 and (js & (LINE - 1)) == 0:
-                    for k in range(0, steps, LANES):
-                        spot = room + j * stage_row + lead + k * size
-                        turn_to_stage(tile + k * pitch + j * size, pitch, spot, stage_row, 0)
-                elif (js & (LINE - 1)) != 0:
-                    for k in range(steps):
-                        to_stage(
-                            room + j * stage_row + lead + k * size, tile + k * pitch + j * size
-                        )
+                whole = 0
+            lead = address & (LINE - 1)
+            for j in range(0, w, LANES):
+                for k in range(0, whole, LANES):
+                    spot = room + j * stage_row + lead + k * size
+                    turn_to_stage(tile + k * pitch + j * size, pitch, spot, stage_row, 0)
+            if whole < steps:
+                for j in range(w):
+                    spot = room + j * stage_row + ((address + j * js) & (LINE - 1))
+                    for k in range(whole, steps):
+                        to_stage(spot + k * size, tile + k * pitch + j * size)
             for j in range(w):
                 flush(room + j * stage_row, address + j * js, steps)
 
@@ -378,9 +378,15 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                     )
             else:
                 pitch = w * size
-                for back in range((length + steps - 1) // steps):
-                    k0 = ((length + steps - 1) // steps - 1 - back) * steps
-                    count = min(steps, length - k0)
+                # Tiles begin where lines of the output do: one written in two pieces, by tiles that
+                # are far apart in time, would have to come back (f32 rows of 2048: 3.3 in place of
+                # 1.3 ms for NumPy's arrays, which begin 16 bytes into a line).
+                head = (-o & (LINE - 1)) // size if streaming and ko == size else 0
+                k0 = length
+                while k0 > 0:
+                    end = k0
+                    k0 = max(0, head + (end - 1 - head) // steps * steps)
+                    count = end - k0
                     fill(d_tile, dy + k0 * kd, kd, jd, count, w)
                     if uses_x:
                         fill(x_tile, x + k0 * kx, kx, jx, count, w)
@@ -408,7 +414,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                         continue
                     ahead = (0, 0, 0, 0, 0, 0, 0)
                     if k0 > 0 and forwards:
-                        k1 = k0 - steps
+                        k1 = max(0, k0 - steps)
                         ahead = (dy + k1 * kd, x + k1 * kx, y + k1 * ky, jd, jx, jy, steps * size)
                     sweep(
                         d_tile,
@@ -429,7 +435,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                         ahead,
                     )
                     target = o + k0 * ko
-                    if streaming and ko == size and w % LANES == 0 and count % LANES == 0:
+                    if streaming and ko == size and w % LANES == 0:
                         empty_streaming(o_tile, target, jo, count, w, lane_room)
                     else:
                         empty(o_tile, target, ko, jo, count, w)
