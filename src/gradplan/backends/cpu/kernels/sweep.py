@@ -19,7 +19,7 @@ from typing import Any
 
 from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
-from .device import inlined, ordered
+from .device import inlined, ordered, unfused
 from .formulas import recurrence_formula, saturating
 from .lowlevel import (
     LANES,
@@ -36,6 +36,7 @@ from .lowlevel import (
     make_tile,
     make_turn,
     meta,
+    move_line,
     prefetch,
 )
 from .rows import place, unit_of
@@ -49,6 +50,13 @@ carry_load, carry_store = make_tile("d")
 _NOTHING = -0.0
 
 
+@unfused
+def plus(a, b):
+    # Fused with the product before it where four steps are taken at once, and not where one is, a
+    # sum would depend on where tiles end, which is the output's address to say.
+    return a + b
+
+
 def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool) -> Any:
     """The kernel of one scan kind; `direct`: rows lie side by side, in unit strides."""
     formula = recurrence_formula(kind, element, ties, True)
@@ -59,7 +67,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
         make_store(element, True, target, through_f32=True),
     )
     stage_store = make_store(element, True, "stage", through_f32=True)
-    flush = make_flush(element)
+    flush, move = make_flush(element), inlined(move_line)
     uses_x, stateful, chosen = formula.uses_x, formula.slots > 0, formula.chosen
     out, gain = formula.out, formula.gain
     identity = formula.identity or (0.0,)
@@ -93,7 +101,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                 before = identity
                 if stateful and has_before:
                     before = (load(before_y, j),)
-                S = vd + carry_load(carry, j)
+                S = plus(vd, carry_load(carry, j))
                 dx = out(S, vx, before, after)
                 if chosen and j < starts:
                     dx = S  # the first element always wins: what comes, it takes
@@ -106,19 +114,19 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                 T = carry_load(carry, j)
                 vd, vx, after = values(d, x, y, j)
                 vd1, vx1, before1 = values(d - kd, x - kx, y - ky, j)
-                S = vd + T
+                S = plus(vd, T)
                 dx = out(S, vx, before1, after)
                 T = send(gain(vx, before1, after), S)
                 vd2, vx2, before2 = values(d - 2 * kd, x - 2 * kx, y - 2 * ky, j)
-                S = vd1 + T
+                S = plus(vd1, T)
                 dx1 = out(S, vx1, before2, before1)
                 T = send(gain(vx1, before2, before1), S)
                 vd3, vx3, before3 = values(d - 3 * kd, x - 3 * kx, y - 3 * ky, j)
-                S = vd2 + T
+                S = plus(vd2, T)
                 dx2 = out(S, vx2, before3, before2)
                 T = send(gain(vx2, before3, before2), S)
                 before4 = (load(y - 4 * ky, j),) if stateful else (0.0,)
-                S = vd3 + T
+                S = plus(vd3, T)
                 dx3 = out(S, vx3, before4, before3)
                 carry_store(carry, j, send(gain(vx3, before4, before3), S))
                 put(o, shift + j, dx)
@@ -165,6 +173,9 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
         # is called for on the way, a little at a time, so that memory works while we do.
         next_d, next_x, next_y, jd, jx, jy, reach = ahead
         lane, offset, a_time = 0, 0, (w * reach // LINE * (4 if grouped else 1)) // steps + 1
+        # What waits in the stage, from `left` down; the stage holds outputs from `low` up.
+        kept, left, low, stage = room, o + steps * ko, o + steps * ko, room
+        window = (max(STAGE_BYTES, 4 * ko) + 2 * LINE) & -LINE
         k = steps - 1
         while k >= 0:
             if not direct and reach > 0:
@@ -186,6 +197,26 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                     four(d_k, x_k, y_k, o_k, kd, kx, ky, ko, carry, 0, w, 0)
                 else:
                     one(d_k, x_k, y_k, o_k, y_k - ky, has, begun, carry, 0, w, 0)
+            elif ko == w * size:
+                # Steps follow each other in memory: many leave together, and what they have of a
+                # line that the next ones complete waits for those (see `make_trail`).
+                begin, end = o_k - (group - 1) * ko, o_k + ko
+                if begin < low:
+                    low = ((end + LINE - 1) & -LINE) - window
+                    stage = room + ((d_k - o_k + low - 256 - room) & (4095 & -LINE))
+                    if left > end:
+                        move(stage - low + (end & -LINE), kept)
+                shift = stage - low
+                if group == 4:
+                    four_staged(d_k, x_k, y_k, shift + o_k, kd, kx, ky, ko, carry, 0, w, 0)
+                else:
+                    to = shift + o_k
+                    one_staged(d_k, x_k, y_k, to, y_k - ky, has, begun, carry, 0, w, 0)
+                if begin - 4 * ko < low or k < group:
+                    cut = begin if k < group else min(left, (begin + LINE - 1) & -LINE)
+                    flush(shift + (cut & -LINE), cut, (left - cut) // size)
+                    kept, left = shift + (begin & -LINE), cut
+                    low = end
             else:
                 lo = 0
                 while lo < w:
