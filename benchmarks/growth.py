@@ -23,16 +23,17 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from math import ceil
 from statistics import median
+from typing import Any
 
 import numpy as np
 from measure import Others, l3_bytes
-from problems import Problem, batch, build, check, data_bytes, has_axis
+from problems import Problem, batch, build, check, has_axis
 from report import DOUBLING, Bench, marked, misses, new_table
 
 import gradplan as gp
-from gradplan.bench.problems import question
-from gradplan.kinds import ElementKind, OpCategory
+from gradplan.kinds import OpCategory
 from gradplan.registry import KindSpec
 
 __all__ = ["growth"]
@@ -54,55 +55,54 @@ def growth(bench: Bench) -> None:
     )
     judged: list[float] = []
     clock = _ColdClock(cache)
-    cases = [
-        (spec, layout)
-        for spec in bench.specs
-        for layout in (("row", "rows", "columns") if has_axis(spec) else ("row", "rows"))
-    ]
-    for spec, layout in bench.each(cases, "growth"):
-        others = Others()
-        problems = _problems(bench, spec, layout, cache)
-        if problems is None:
+    cases = [(spec, wide) for spec in bench.specs for wide in ((False, True)[: 1 + has_axis(spec)])]
+    for spec, wide in bench.each(cases, "growth"):
+        singles = _checked(bench, spec, wide)
+        if singles is None:
             continue
-        counted = [problem.fewest_bytes > cache for problem in problems[:-1]]
-        calls = [problem.plan.bind(problem.args) for problem in problems]
-        rounds = clock.rounds(calls, max(3, bench.rounds // 2))
-        if any(_missed(_ratios(rounds), counted)):
-            rounds += clock.rounds(calls, (_AGAIN - 1) * len(rounds))
-        ratios, ms = _ratios(rounds), [1e3 * median(column) for column in zip(*rounds, strict=True)]
-        judged += [ratio for ratio, counts in zip(ratios, counted, strict=True) if counts]
-        size = problems[0].fewest_bytes
-        bench.note(
-            "growth",
-            kind=spec.kind.value,
-            layout=layout,
-            extents=extents,
-            shapes=[problem.desc.shape_and_axes[0] for problem in problems],
-            smallest_bytes=size,
-            ms=ms,
-            ratios=ratios,
-            judged=counted,
-            rounds=len(rounds),
-            other_cores=others.cores(),
-        )
-        table.add_row(
-            *(spec.kind.value, layout, f"{size / cache:.1f} caches"),
-            *(f"{t:.3f}" for t in ms),
-            *(
-                marked(f"{ratio:.2f}", missed) if counts else f"[dim]{ratio:.2f}[/]"
-                for ratio, counts, missed in zip(
-                    ratios, counted, _missed(ratios, counted), strict=True
-                )
-            ),
-        )
+        layouts = {} if wide else {"row": singles}
+        batches = _batches(bench, singles, bench.sizes.caches * cache)
+        if batches is not None:
+            layouts["columns" if wide else "rows"] = batches
+        for layout, problems in layouts.items():
+            row = _measure(clock, problems, cache, max(3, bench.rounds // 2))
+            bench.note("growth", kind=spec.kind.value, layout=layout, extents=extents, **row)
+            marks = list(zip(row["ratios"], row["judged"], strict=True))
+            judged += [ratio for ratio, counts in marks if counts]
+            table.add_row(
+                *(spec.kind.value, layout, f"{row['smallest_bytes'] / cache:.1f} caches"),
+                *(f"{t:.3f}" for t in row["ms"]),
+                *(
+                    marked(f"{ratio:.2f}", misses(DOUBLING, ratio))
+                    if counts
+                    else f"[dim]{ratio:.2f}[/]"
+                    for ratio, counts in marks
+                ),
+            )
     bench.console.print(table)
     if judged:
         bench.found[DOUBLING] = max(judged)
 
 
-def _missed(ratios: Sequence[float], counted: Sequence[bool]) -> list[bool]:
-    pairs = zip(ratios, counted, strict=True)
-    return [counts and misses(DOUBLING, ratio) for ratio, counts in pairs]
+def _measure(
+    clock: _ColdClock, problems: Sequence[Problem], cache: int, count: int
+) -> dict[str, Any]:
+    others = Others()
+    judged = [problem.fewest_bytes > cache for problem in problems[:-1]]
+    calls = [problem.plan.bind(problem.args) for problem in problems]
+    rounds = clock.rounds(calls, count)
+    found = zip(_ratios(rounds), judged, strict=True)
+    if any(counts and misses(DOUBLING, ratio) for ratio, counts in found):
+        rounds += clock.rounds(calls, (_AGAIN - 1) * count)
+    return {
+        "shapes": [problem.desc.shape_and_axes[0] for problem in problems],
+        "smallest_bytes": problems[0].fewest_bytes,
+        "ms": [1e3 * median(column) for column in zip(*rounds, strict=True)],
+        "ratios": _ratios(rounds),
+        "judged": judged,
+        "rounds": len(rounds),
+        "other_cores": others.cores(),
+    }
 
 
 def _ratios(rounds: Sequence[Sequence[float]]) -> list[float]:
@@ -110,39 +110,30 @@ def _ratios(rounds: Sequence[Sequence[float]]) -> list[float]:
     return [median(b / a for a, b in pairs) for pairs in zip(*map(pairwise, rounds), strict=True)]
 
 
-def _problems(bench: Bench, spec: KindSpec, layout: str, cache: int) -> list[Problem] | None:
-    """One for each extent; None, noted, where a result is outside its guarantee."""
-    rows, made = bench.sizes.table[0], []
-    wide = layout == "columns" or not _stacks(spec)
-    shapes = [(n // _COLUMNS, _COLUMNS) if wide else (n,) for n in bench.sizes.growth]
-    copies = 1
-    if layout != "row":
-        while _bytes(spec, shapes[0], copies, rows) < bench.sizes.caches * cache:
-            copies += 1
-    for shape in shapes:
-        problem = bench.attempt(partial(_checked, spec, shape, copies, rows))
-        if problem is None:
+def _checked(bench: Bench, spec: KindSpec, wide: bool) -> list[Problem] | None:
+    """A problem for each extent; None, noted, where a result is outside its guarantee."""
+    made = []
+    for n in bench.sizes.growth:
+        wide = wide or spec.category is OpCategory.EMBEDDING
+        shape = (n // _COLUMNS, _COLUMNS) if wide else (n,)
+        problem = build(spec, shape, 0, table=bench.sizes.table[0])
+        if bench.attempt(partial(check, problem, torch=False)) is None:
             return None
         made.append(problem)
     return made
 
 
-def _stacks(spec: KindSpec) -> bool:
-    """Whether copies stand side by side; of an embedding, a batch is more indices."""
-    return spec.category is not OpCategory.EMBEDDING
-
-
-def _bytes(spec: KindSpec, shape: tuple[int, ...], copies: int, rows: int) -> int:
-    one = shape if _stacks(spec) else (copies * shape[0], *shape[1:])
-    desc, _ = question(spec, one, 0, ElementKind.F32, rows)
-    return data_bytes(desc) * (copies if _stacks(spec) else 1)
-
-
-def _checked(spec: KindSpec, shape: tuple[int, ...], copies: int, rows: int) -> Problem:
-    one = shape if _stacks(spec) else (copies * shape[0], *shape[1:])
-    problem = build(spec, one, 0, table=rows)
-    check(problem, torch=False)
-    return batch(problem, copies) if _stacks(spec) else problem
+def _batches(bench: Bench, singles: Sequence[Problem], wanted: float) -> list[Problem] | None:
+    """So many copies of each that the data of the smallest is as large as wanted."""
+    if singles[0].spec.category is OpCategory.EMBEDDING:  # a batch is more indices
+        (count, width), rows = singles[0].inputs["dout"].shape, bench.sizes.table[0]
+        count *= ceil(wanted / singles[0].inputs["dout"].nbytes)
+        shapes = [(count << k, width) for k in range(len(singles))]
+        made = [build(singles[0].spec, shape, 0, table=rows) for shape in shapes]
+        right = (bench.attempt(partial(check, problem, torch=False)) for problem in made)
+        return made if all(right) else None
+    copies = max(1, ceil(wanted / singles[0].fewest_bytes))
+    return bench.attempt(lambda: [batch(problem, copies) for problem in singles])
 
 
 class _ColdClock:

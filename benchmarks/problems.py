@@ -19,7 +19,7 @@ from gradplan.bench.problems import FAMILIES, question
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import KindSpec
 
-__all__ = ["Checked", "Problem", "Wrong", "batch", "build", "check", "data_bytes", "has_axis"]
+__all__ = ["Checked", "Problem", "Wrong", "batch", "build", "check", "has_axis"]
 
 
 _SCAN_STEPS = 1 << 16
@@ -55,7 +55,7 @@ class Problem:
     @property
     def fewest_bytes(self) -> int:
         """Each input read once, each output written once."""
-        return data_bytes(self.desc)
+        return sum(operand.size_bytes for operand in self.desc.operands)
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,6 @@ class Checked:
     guarantee: float
     torch_error: float | None
     """None where torch is not finite where it should be, or was not asked."""
-
-
-def data_bytes(desc: Any) -> int:
-    """All that a problem reads or writes, once."""
-    return sum(operand.size_bytes for operand in desc.operands)
 
 
 def has_axis(spec: KindSpec) -> bool:
