@@ -69,13 +69,20 @@ def draw(desc, seed, rows=1):
     return arrays, outs
 
 
-@pytest.mark.parametrize("element", DTYPES)
+# Every engine and way out of it; f64 shows each rounding.
 @pytest.mark.parametrize(
-    "spec",
-    [s for s in KINDS.values() if s.category is not OpCategory.EMBEDDING],
-    ids=lambda spec: spec.kind.value,
+    ("kind", "element"),
+    [
+        ("softmax", ElementKind.F32),
+        ("lerp", ElementKind.F16),
+        ("max", ElementKind.F32),
+        ("cumsum", ElementKind.F16),
+        ("cumprod", ElementKind.F64),
+        ("cummax", ElementKind.F32),
+    ],
 )
-def test_streamed_outputs_have_the_same_bits(spec, element, monkeypatch):
+def test_streamed_outputs_have_the_same_bits(kind, element, monkeypatch):
+    spec = next(s for s in KINDS.values() if s.kind.value == kind)
     flat = spec.category is OpCategory.BINARY_ELEMENTWISE
     for seed, (shape, axis) in enumerate(SHAPES):
         more = {"param": 0.25} if flat else {}
@@ -87,10 +94,10 @@ def test_streamed_outputs_have_the_same_bits(spec, element, monkeypatch):
             assert streamed == kept, (shape, axis, start)
 
 
-@pytest.mark.parametrize("element", DTYPES)
 @pytest.mark.parametrize("columns", [64, 50, 7, 600])
-def test_streamed_tables_have_the_same_bits(columns, element, monkeypatch):
+def test_streamed_tables_have_the_same_bits(columns, monkeypatch):
     spec = next(s for s in KINDS.values() if s.category is OpCategory.EMBEDDING)
+    element = ElementKind.F32
     desc = describe(spec, element, (300, columns, 200), (), accumulate=False)
     arrays, outs = draw(desc, columns, 200)
     for start in (0, 16, 64 - element.size_bytes):
