@@ -1,8 +1,8 @@
 """The CPU benchmark: `python benchmarks/cpu.py [--quick] [--json out.json] [--kinds ...]`.
 
-Six tables, each driven by the registry: against torch, growth, overhead, start-up, skewed
-embeddings and memory. Nothing is timed before its result has met the plan's own guarantee, and
-targets stand in `report.TARGETS`; the exit code is 1 where one is missed.
+Six tables, each driven by the registry: against torch, growth (its rule stands in growth.py),
+overhead, start-up, skewed embeddings and memory. Nothing is timed before its result has met the
+plan's own guarantee, and targets stand in `report.TARGETS`; the exit code is 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 import torch
+from growth import growth
 from measure import (
     Others,
     copy_bandwidth,
-    cpu_samples,
-    l3_bytes,
     machine,
     medians,
     peak_extra_bytes,
 )
 from problems import Problem, build, has_axis
 from report import (
-    DOUBLING,
     FIRST_CALL,
     FUNCTION,
     MEAN,
@@ -125,62 +122,6 @@ def _sum_up(bench: Bench, races: list[dict[str, Any]]) -> None:
         f"Worst row: {worst['kind']} {worst['element']} axis {worst['axis']}, "
         f"{worst['speed_up']:.2f}.\n"
     )
-
-
-def growth(bench: Bench) -> None:
-    """Time by extent, for one long row and for 64 columns: the least of rounds taken in turns.
-
-    Judged are doublings whose smaller problem does not fit the cache. Outputs of this size go
-    past the caches, so what could fit is the inputs: all else that stays in reach from pass to
-    pass, and from call to call. (A kind without large inputs is judged by its output.)
-    """
-    extents, cache = bench.sizes.growth, l3_bytes()
-    table = new_table(
-        f"Growth, f32; last cache {cache / 2**20:.0f} MiB",
-        *("kind", "layout", *(f"{n / 1e6:.4g}M, ms" for n in extents)),
-        *(f"× {k + 1}" for k in range(len(extents) - 1)),
-        caption="least of all rounds; × k: ratio of one doubling; dim where the inputs of the "
-        "smaller problem fit the cache",
-    )
-    judged: list[float] = []
-    cases = [
-        (spec, layout)
-        for spec in bench.specs
-        for layout in (("row", "columns") if has_axis(spec) else ("row",))
-    ]
-    for spec, layout in bench.each(cases, "growth"):
-        wide = layout == "columns" or spec.category is OpCategory.EMBEDDING
-        shapes = [(n // 64, 64) if wide else (n,) for n in extents]
-        problems = [build(spec, shape, 0, table=bench.sizes.table[0]) for shape in shapes]
-        if any(bench.right(problem) is None for problem in problems):
-            continue
-        calls = {str(k): p.plan.bind(p.args) for k, p in enumerate(problems)}
-        times = [min(seconds) for seconds in cpu_samples(calls, bench.rounds).values()]
-        ratios = [b / a for a, b in pairwise(times)]
-        counted = [problem.cached_bytes > cache for problem in problems[:-1]]
-        judged += [ratio for ratio, counts in zip(ratios, counted, strict=True) if counts]
-        kind, ms = spec.kind.value, [1e3 * s for s in times]
-        bench.note(
-            "growth",
-            kind=kind,
-            layout=layout,
-            extents=extents,
-            ms=ms,
-            ratios=ratios,
-            judged=counted,
-        )
-        table.add_row(
-            *(kind, layout, *(f"{t:.3f}" for t in ms)),
-            *(
-                marked(f"{ratio:.2f}", misses(DOUBLING, ratio))
-                if counts
-                else f"[dim]{ratio:.2f}[/]"
-                for ratio, counts in zip(ratios, counted, strict=True)
-            ),
-        )
-    bench.console.print(table)
-    if judged:
-        bench.found[DOUBLING] = max(judged)
 
 
 def overhead(bench: Bench) -> None:

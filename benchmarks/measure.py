@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 import gradplan as gp
-from gradplan.bench.clocks import Others, cpu_samples, medians
+from gradplan.bench.clocks import Others, medians
 from gradplan.bench.clocks import cpu_copy_bandwidth as copy_bandwidth
 
 __all__ = [
     "Others",
     "copy_bandwidth",
-    "cpu_samples",
     "l3_bytes",
     "machine",
     "medians",

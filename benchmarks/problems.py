@@ -19,7 +19,10 @@ from gradplan.bench.problems import FAMILIES, question
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import KindSpec
 
-__all__ = ["Checked", "Problem", "Wrong", "build", "check", "has_axis"]
+__all__ = ["Checked", "Problem", "Wrong", "batch", "build", "check", "has_axis"]
+
+
+_SCAN_STEPS = 1 << 16
 
 
 class Wrong(Exception):
@@ -54,15 +57,6 @@ class Problem:
         """Each input read once, each output written once."""
         return sum(operand.size_bytes for operand in self.desc.operands)
 
-    @property
-    def cached_bytes(self) -> int:
-        """What a cache would have to hold: the inputs, or the output where these are small."""
-        sizes = [0, 0]
-        for operand in self.desc.operands:
-            sizes[operand.output] += operand.size_bytes
-        read, written = sizes
-        return read if 2 * read >= written else written
-
 
 @dataclass(frozen=True)
 class Checked:
@@ -71,7 +65,7 @@ class Checked:
     error: float
     guarantee: float
     torch_error: float | None
-    """None where torch is not finite where it should be."""
+    """None where torch is not finite where it should be, or was not asked."""
 
 
 def has_axis(spec: KindSpec) -> bool:
@@ -104,7 +98,7 @@ def build(
         "y": graph.y.detach(),
         "indices": indices,
     }
-    lend = _as_numpy if numpy else _same
+    lend = _own if numpy else _same
     inputs, outputs = {}, {}
     for operand in desc.operands:
         if operand.output:
@@ -116,8 +110,36 @@ def build(
     return Problem(spec, desc, plan, args, inputs, outputs, inputs | more, graph)
 
 
+def batch(problem: Problem, count: int) -> Problem:
+    """So many copies of a checked problem, along a new first axis; `Wrong` where one differs."""
+    if count == 1:
+        return problem
+    extents, axes = problem.desc.shape_and_axes
+    axis = 1 + (axes[0] if axes else 0)
+    desc, more = question(problem.spec, (count, *extents), axis, problem.desc.element)
+    arrays = {}
+    for operand in desc.operands:
+        one = (problem.outputs if operand.output else problem.inputs)[operand.name]
+        arrays[operand.name] = np.empty(operand.shape, one.dtype)
+        arrays[operand.name][...] = np.nan if operand.output else one
+    plan_type, args_type = FAMILIES[problem.spec.category]
+    plan, args = plan_type.select(desc), args_type(**arrays)
+    plan.run(args)
+    for name, one in problem.outputs.items():
+        if not all(_same_bits(copy, one) for copy in arrays[name]):
+            raise Wrong(f"{desc.op} {desc.shape_and_axes}: {name} differs from copy to copy")
+    inputs = {name: arrays[name] for name in problem.inputs}
+    outputs = {name: arrays[name] for name in problem.outputs}
+    return Problem(problem.spec, desc, plan, args, inputs, outputs, inputs | more, problem.graph)
+
+
 def _same(tensor: Any) -> Any:
     return tensor
+
+
+def _own(array: Any) -> Any:
+    """A copy as a NumPy array, which lies where NumPy puts it: torch's are aligned to lines."""
+    return np.array(_as_numpy(array))
 
 
 def _as_numpy(array: Any) -> Any:
@@ -139,20 +161,32 @@ def _same_bits(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)))
 
 
-def check(problem: Problem) -> Checked:
-    """Run every way that will be timed; raise `Wrong` where one misses the guarantee."""
+def check(problem: Problem, *, torch: bool = True) -> Checked:
+    """Run every way that will be timed; raise `Wrong` where one misses the guarantee.
+
+    Torch's own error is told where it is asked for. The oracle walks a scan step by step, so of a
+    long one it walks the far end, which depends on nothing before it.
+    """
     desc, got = problem.desc, {k: _as_numpy(a) for k, a in problem.outputs.items()}
     for array in got.values():
         array.fill(np.nan)
     problem.run()
+    seen, asked, given = got, desc, {k: _as_numpy(a) for k, a in problem.inputs.items()}
+    extents, axes = desc.shape_and_axes
+    ends = desc.category is OpCategory.SCAN and extents[axes[0]] > _SCAN_STEPS
+    if ends:
+        last = (*[slice(None)] * axes[0], slice(-_SCAN_STEPS, None))
+        seen, given = ({k: a[last] for k, a in arrays.items()} for arrays in (got, given))
+        asked, _ = question(problem.spec, seen["dx"].shape, axes[0], desc.element)
     work = np.longdouble if desc.element is ElementKind.F64 else np.float64
-    wide = {
-        name: _as_numpy(a) if name == "indices" else _as_numpy(a).astype(work)
-        for name, a in problem.inputs.items()
-    }
-    exact = gradient(desc, wide)
-    magnitude = gradient(desc, wide, magnitude=True)
-    error = check_error(desc, got, exact, magnitude)
+    wide = {name: a if name == "indices" else a.astype(work) for name, a in given.items()}
+    exact = gradient(asked, wide)
+    magnitude = gradient(asked, wide, magnitude=True)
+    if ends:  # cut off, the first step takes itself for the row's start
+        first: tuple[Any, ...] = (*[slice(None)] * axes[0], 0)
+        seen = {"dx": seen["dx"].copy()}
+        seen["dx"][first] = exact["dx"][first]
+    error = check_error(asked, seen, exact, magnitude)
     guarantee = problem.plan.precision_guarantee.relative_error
     label = f"{desc.op} {desc.element} {desc.shape_and_axes}"
     if not error <= guarantee:
@@ -167,6 +201,8 @@ def check(problem: Problem) -> Checked:
             raise Wrong(f"{label}: the function's {name} differs from the plan's")
         if not _same_bits(array, got[name]):
             raise Wrong(f"{label}: the bound launch's {name} differs from the plan's")
+    if not torch:
+        return Checked(error, guarantee, None)
     peer = {name: np.array(a) for name, a in _results(problem, problem.graph.backward()).items()}
     torch_error = check_error(desc, peer, exact, magnitude)
     return Checked(error, guarantee, torch_error if isfinite(torch_error) else None)

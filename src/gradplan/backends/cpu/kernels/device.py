@@ -1,6 +1,7 @@
 """How inner functions are compiled: for kernels only, with no way in from Python.
 
-`inlined` may be summed in lanes (reassociation); `ordered` keeps its operations in order.
+`inlined` may be summed in lanes (reassociation); `ordered` keeps its operations in order;
+`unfused` rounds each of them, also where a product and a sum could be one instruction.
 """
 
 from __future__ import annotations
@@ -23,3 +24,8 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
     return njit(function, fastmath={"contract"}, **_OPTIONS)
+
+
+def unfused(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Said, not left out: callees take on what their callers allow.
+    return njit(function, fastmath=False, **_OPTIONS)

@@ -307,6 +307,50 @@ def make_flush(element: ElementKind) -> Any:
     return flush
 
 
+def move_line(target: int, source: int) -> None:
+    """Copy a line between stages."""
+    for word in range(LINE // 8):
+        int_store(target, word, int_load(source, word))
+
+
+def make_trail(element: ElementKind) -> tuple[Any, Any]:
+    """`resume` and `leave`: flushes of pieces that follow each other in memory, each ascending.
+
+    A line that two pieces share is written once, whole: what `leave` does not send stays in the
+    stage until the next piece completes it. Sent in halves, it would have to be read back: columns
+    64 wide take 2 to 5 times as long where arrays do not begin on a line, and NumPy's do not.
+
+    A trail is (stage, left, after): outputs from `left` to `after` wait in this stage's first line.
+
+    - `resume(stage, target, trail)`: before elements are put in the stage for `target`; tells
+      where what has to leave begins;
+    - `leave(stage, target, count, left)`: after; gives the new trail;
+    - to end it, resume at 0, where nothing lies.
+    """
+    size = element.size_bytes
+    flush = make_flush(element)
+    move = inlined(move_line)
+
+    @inlined
+    def resume(stage, target, trail):
+        kept, left, after = trail
+        if target != after:
+            flush(kept, left, (after - left) // size)
+            return target
+        if left < after:
+            move(stage, kept)
+        return left
+
+    @inlined
+    def leave(stage, target, count, left):
+        after = target + size * count
+        cut = max(left, after & -LINE)
+        flush(stage, left, (cut - left) // size)
+        return stage + (cut & -LINE) - (target & -LINE), cut, after
+
+    return resume, leave
+
+
 def make_read_back(element: ElementKind) -> Callable[[int, int], float]:
     """`load(address, i)` of what an output holds, as f64: for accumulation."""
     storage = _STORAGE[element]

@@ -35,6 +35,7 @@ from .lowlevel import (
     make_pair,
     make_scratch,
     make_store,
+    make_trail,
     make_tuple_cast,
     make_tuple_memory,
     meta,
@@ -107,6 +108,7 @@ def build(
     map_real = np.float64 if map_wide else np.float32
     map_load, map_store = make_load(element, map_wide), make_store(element, map_wide)
     stage_store, flush = make_store(element, map_wide, "stage"), make_flush(element)
+    resume, leave = make_trail(element)
     map_zero = map_real(0)
     row_load = make_load(element, True)
     apply, indexed, two = formula.apply, formula.indexed, outputs == 2
@@ -438,6 +440,7 @@ def build(
             settled = settle(kept_load(state, j, lanes), row_dy, row_y, whole)
             is_easy &= easy(settled)
             result_store(result, j, lanes, narrow(settled))
+        trail = (room, 0, 0)
         for e in range(e0, e1):
             q = e // inner
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, e - q * inner, q)
@@ -459,12 +462,14 @@ def build(
                 lead = lead_of(target)
                 hi = min(w, lo + stage_elements - lead)
                 to = stage + size * lead
+                left = resume(stage, target, trail)
                 if is_easy:
                     map_lanes(m, x, dy, y, od, ox, oy, i, state, result, to, lo, hi, True, True)
                 else:
                     map_lanes(m, x, dy, y, od, ox, oy, i, state, result, to, lo, hi, False, True)
-                flush(stage, target, hi - lo)
+                trail = leave(stage, target, hi - lo, left)
                 lo = hi
+        resume(room, 0, trail)
 
     def side_by_side(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)

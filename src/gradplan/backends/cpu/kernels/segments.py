@@ -22,12 +22,12 @@ from .lowlevel import (
     int_load,
     int_store,
     make_copy,
-    make_flush,
     make_load,
     make_read_back,
     make_scratch,
     make_store,
     make_tile,
+    make_trail,
     meta,
     prefetch,
 )
@@ -53,7 +53,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
     size = element.size_bytes
     copy, copy_to_stage = make_copy(element, "in", "out"), make_copy(element, "in", "stage")
     stage_store = make_store(element, True, "stage")
-    flush = make_flush(element)
+    resume, leave = make_trail(element)
     stages = make_scratch((STAGE_BYTES + LINE) // 8)
 
     @inlined
@@ -123,6 +123,7 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
         slice_width = meta(m, at.LANE_WIDTH)
         streaming = unit and meta(m, at.STREAMING) != 0
         acc, stage = sums(), stages()
+        trail = (stage, 0, 0)
         for u in range(lo, hi):
             block = u // slices
             c0 = (u - block * slices) * slice_width
@@ -173,13 +174,14 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                         continue
                     address = table + size * here
                     lead = (address & (LINE - 1)) // size
+                    left = resume(stage, address, trail)
                     if end == begin:
                         for c in range(width):
                             stage_store(stage, lead + c, 0.0)
                     else:
                         for c in range(width):
                             copy_to_stage(stage + size * (lead + c), dout + size * (source + c))
-                    flush(stage, address, width)
+                    trail = leave(stage, address, width, left)
                     continue
                 for c in range(width):
                     acc_store(acc, c, 0.0)
@@ -196,13 +198,15 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                 if streaming:
                     address = table + size * here
                     lead = (address & (LINE - 1)) // size
+                    left = resume(stage, address, trail)
                     for c in range(width):
                         stage_store(stage, lead + c, acc_load(acc, c))
-                    flush(stage, address, width)
+                    trail = leave(stage, address, width, left)
                 else:
                     for c in range(width):
                         store(table, here + c * tc, acc_load(acc, c))
         if streaming:
+            resume(stage, 0, trail)
             fence()
 
     return segments
