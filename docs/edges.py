@@ -124,10 +124,11 @@ def _number(value: float) -> str:
 
 
 def _found(values: Any) -> str:
-    """A gradient in short: its first elements."""
+    """A gradient in short; of a long one the first elements."""
     numbers = [float(one) for one in np.asarray(values).reshape(-1)]
-    head = ", ".join(map(_number, numbers[:_SHOWN]))
-    return f"[{head}{', …' if len(numbers) > _SHOWN else ''}]"
+    if len(numbers) > _SHOWN:
+        return f"[{', '.join(map(_number, numbers[:2]))}, …]"
+    return _text(numbers)
 
 
 def _softmax(x: Any) -> Any:

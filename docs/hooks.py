@@ -18,6 +18,9 @@ from tables import expanded
 
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
+# In formulas dy is one name, not d times y.
+_NAME = re.compile(r"(?<![\\a-zA-Z])(d(?:x|y|a|b|W|out))(?![a-zA-Z])")
+_LETTERS = re.compile(r'(?:<mi mathvariant="italic">\w</mi>)+')
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -37,4 +40,9 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _mathml(latex: str, display: str) -> str:
-    return convert(html.unescape(latex).strip(), display=display)
+    named = _NAME.sub(r"\\mathit{\1}", html.unescape(latex).strip())
+
+    def joined(found: re.Match[str]) -> str:
+        return f'<mi class="name">{re.sub("<[^>]*>", "", found[0])}</mi>'
+
+    return _LETTERS.sub(joined, convert(named, display=display))

@@ -177,7 +177,8 @@ def _include(name: str) -> str:
 
 def _picture(name: str) -> str:
     """A drawing, within the page: it takes the colours of the theme."""
-    return (Path(__file__).parent / "pictures" / f"{name}.svg").read_text()
+    drawing = (Path(__file__).parent / "pictures" / f"{name}.svg").read_text()
+    return f"<div>\n{drawing}</div>"
 
 
 GENERATED: dict[str, Callable[..., str]] = {
