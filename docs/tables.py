@@ -7,7 +7,6 @@ command line from its own help, examples from their docstrings.
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ __all__ = ["GENERATED", "expanded"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _DIRECTIVE = re.compile(r"^\{\{ (\w+) ?([^}]*?) \}\}$", re.MULTILINE)
-_HELP_COLUMNS = 92
+_HELP_COLUMNS = 86
 _TITLES = {"torch": "PyTorch", "jax": "JAX"}
 
 
@@ -45,6 +44,11 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _wide(text: str) -> str:
+    """A cell that is not squeezed into a column of single words on a phone."""
+    return f'<span class="wide">{text}</span>'
+
+
 def _specs(family: str | None) -> list[KindSpec]:
     category = None if family is None else OpCategory.coerce(family)
     return [spec for spec in KINDS.values() if category in (None, spec.category)]
@@ -58,7 +62,7 @@ def _support(family: str | None = None) -> str:
     rows = [
         [
             f"`{spec.kind.value}`",
-            spec.formula,
+            _wide(spec.formula),
             spec.x.value,
             spec.y.value,
             *([" ".join(f"`{rule.value}`" for rule in spec.ties) or "–"] if tied else []),
@@ -114,7 +118,7 @@ def _edges(family: str) -> str:
         results = [row["gradplan"], *(row[name] for name in libraries)]
         differs = ["" if one == row["gradplan"] else "**" for one in results]
         cells = [f"{mark}{one}{mark}" for mark, one in zip(differs, results, strict=True)]
-        rows.append([f"`{edge.kind.value}`: {edge.title}", edge.given, *cells])
+        rows.append([f"`{edge.kind.value}`: {edge.title}", _wide(edge.given), *cells])
     return _table(["edge", "given", "gradplan", *titles], rows)
 
 
@@ -129,11 +133,16 @@ def _help(*command: str) -> str:
     return done.stdout.rstrip()
 
 
-def _commands() -> str:
-    """The help of the command line, and of every command that it lists."""
+def _commands(how: str = "") -> str:
+    """The help of the command line and of every command that it lists; `brief`: the list alone."""
     whole = _help()
-    listed = re.findall(r"^ {4}([a-z]+)\b", whole, re.MULTILINE)
-    each = [f"## gradplan {command}\n\n```text\n{_help(command)}\n```" for command in listed]
+    listed = re.findall(r"^ {4}([a-z]+)\s+(\S.*(?:\n {12,}.*)*)", whole, re.MULTILINE)
+    if how == "brief":
+        return _table(
+            ["command", "what it does"],
+            [[f"`gradplan {name}`", " ".join(said.split())] for name, said in listed],
+        )
+    each = [f"## gradplan {name}\n\n```text\n{_help(name)}\n```" for name, _ in listed]
     return "\n\n".join([f"```text\n{whole}\n```", *each])
 
 
@@ -148,13 +157,29 @@ def _examples() -> str:
     return "\n\n".join(parts)
 
 
+def _defined(module: str) -> list[str]:
+    """The public names of the package that a module defines, in its order."""
+    tree = ast.parse((ROOT / "src" / "gradplan" / f"{module}.py").read_text())
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in gradplan.__all__
+    ]
+
+
 def _reference(module: str, *without: str) -> str:
-    """The public names of the package that a module defines."""
-    names = importlib.import_module(f"gradplan.{module}").__all__
-    chosen = [name for name in names if name in gradplan.__all__ and name not in without]
-    if module == "functions":  # in the order of the contract
-        chosen = [spec.function for spec in KINDS.values()]
+    """What the docstrings say of them."""
+    chosen = [name for name in _defined(module) if name not in without]
     return "\n\n".join(f"::: gradplan.{name}" for name in chosen)
+
+
+def _enums() -> str:
+    """The enums with their members."""
+    parts = []
+    for name in _defined("kinds"):
+        members = ", ".join(f"`{member.name}`" for member in getattr(gradplan, name))
+        parts.append(f"::: gradplan.{name}\n\nMembers: {members}.")
+    return "\n\n".join(parts)
 
 
 def _members(module: str) -> str:
@@ -185,6 +210,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "commands": _commands,
     "edges": _edges,
     "engines": _engines,
+    "enums": _enums,
     "examples": _examples,
     "include": _include,
     "measured": _measured,

@@ -67,6 +67,7 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
         assert json.loads(results.read_text())["device"]["name"] in pages["measured.html"]
     for command in ("verify", "bench", "tune", "list"):
         assert f"usage: gradplan {command}" in pages["command-line.html"]
+        assert f"gradplan {command}" in pages["index.html"]
     for example in (ROOT / "examples").glob("*.py"):
         assert example.name in pages["examples.html"]
     if browser := shutil.which("chromium"):
