@@ -150,7 +150,10 @@ def _examples() -> str:
     """The scripts under `examples/`: what each says of itself, and how it is run."""
     parts = []
     for path in sorted((ROOT / "examples").glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = path.read_text()
+        if "__main__" not in text:  # what the others share
+            continue
+        said = ast.get_docstring(ast.parse(text)) or ""
         title, _, rest = said.partition("\n")
         run = f"```sh\npython examples/{path.name}\n```"
         parts.append(f"## {path.name}\n\n{title}\n\n{rest.strip()}\n\n{run}")

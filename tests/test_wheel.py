@@ -46,6 +46,8 @@ def test_a_wheel_works_outside_the_repository(tmp_path: Path) -> None:
         for path in (source / "gradplan").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    results = (ROOT / "benchmarks" / "results").glob("*.json")
+    packaged |= {f"gradplan/bench/recorded/{path.name}" for path in results}
     assert {name for name in inside if name.startswith("gradplan/")} == packaged
     assert "gradplan/py.typed" in inside
 
