@@ -154,7 +154,7 @@ def _ours(edge: Edge) -> str:
     if edge.kind is EmbeddingKind.EMBEDDING:
         return _found(function(dy[:, None], np.array(edge.x, np.int64), edge.rows))
     if edge.kind is BinaryKind.LERP:
-        return " ".join(map(_found, function(dy, LERP_WEIGHT)))
+        return " and ".join(map(_found, function(dy, LERP_WEIGHT)))
     x = np.array(edge.x, dtype)
     saved: dict[str, Any] = {}
     if spec.x is not Need.NO:
@@ -184,7 +184,7 @@ def _torch(edge: Edge) -> str:
         forward(edge.kind.value, 0)(inputs).backward(dy)
     except IndexError as error:
         return type(error).__name__
-    return " ".join(_found(leaf.grad.float().numpy()) for leaf in leaves)
+    return " and ".join(_found(leaf.grad.float().numpy()) for leaf in leaves)
 
 
 def _jax(edge: Edge) -> str:
@@ -200,7 +200,7 @@ def _jax(edge: Edge) -> str:
     else:
         leaves = [jnp.array(edge.x, dtype)] * (2 if edge.kind is BinaryKind.LERP else 1)
         _, back = jax.vjp(lambda *tensors: run(tensors), *leaves)
-    return " ".join(_found(np.asarray(one, np.float32)) for one in back(dy))
+    return " and ".join(_found(np.asarray(one, np.float32)) for one in back(dy))
 
 
 LIBRARIES: dict[str, Callable[[Edge], str]] = {"gradplan": _ours, "torch": _torch, "jax": _jax}

@@ -142,12 +142,13 @@ def _commands(how: str = "") -> str:
             ["command", "what it does"],
             [[f"`gradplan {name}`", " ".join(said.split())] for name, said in listed],
         )
-    each = [f"## gradplan {name}\n\n```text\n{_help(name)}\n```" for name, _ in listed]
-    return "\n\n".join([f"```text\n{whole}\n```", *each])
+    fenced = "``` {{ .text .help }}\n{}\n```".format
+    each = [f"## gradplan {name}\n\n{fenced(_help(name))}" for name, _ in listed]
+    return "\n\n".join([fenced(whole), *each])
 
 
 def _examples() -> str:
-    """The scripts under `examples/`: what each says of itself, and how it is run."""
+    """The scripts under `examples/`: what each says of itself."""
     parts = []
     for path in sorted((ROOT / "examples").glob("*.py")):
         text = path.read_text()
@@ -155,8 +156,7 @@ def _examples() -> str:
             continue
         said = ast.get_docstring(ast.parse(text)) or ""
         title, _, rest = said.partition("\n")
-        run = f"```sh\npython examples/{path.name}\n```"
-        parts.append(f"## {path.name}\n\n{title}\n\n{rest.strip()}\n\n{run}")
+        parts.append(f"## {path.name}\n\n{title}\n\n{rest.strip()}")
     return "\n\n".join(parts)
 
 

@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,21 +99,33 @@ def it_works_from_disk(browser: str, site: Path, pages: dict[str, str]) -> None:
     tab = chromium.Page(browser, site.parent / "profile", width=390)
     try:
         for name in pages.keys() - {"404.html"}:  # a server's, with a server's paths
-            tab.open(site / name)
+            shown(tab, site / name)
             assert tab.run("document.documentElement.scrollWidth") <= 390, name
         tab.resize(1200)
-        tab.open(site / "index.html")
-        tab.click("label[for=__search]")
+        shown(tab, site / "index.html")
         tab.type(".md-search__input", "scale_grad_by_freq")
         links = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
-        end = time.monotonic() + 20
-        while not (found := tab.run(links)) and time.monotonic() < end:
-            time.sleep(0.1)
+        found = eventually(lambda: tab.run(links))
         assert any("families/embedding.html" in url for url in found), found
         assert not tab.errors
         assert all(url.startswith(("file:", "data:", "about:")) for url in tab.requests)
     finally:
         tab.close()
+
+
+def shown(tab: Any, path: Path) -> None:
+    """Open a page, and wait until it is this one that is there."""
+    tab.open(path)
+    here = f"location.href === {path.as_uri()!r} && document.readyState === 'complete'"
+    assert eventually(lambda: tab.run(here)), path
+
+
+def eventually(asked: Callable[[], Any]) -> Any:
+    """The first answer that is not empty, within a while."""
+    end = time.monotonic() + 20
+    while not (answer := asked()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return answer
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
