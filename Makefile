@@ -21,10 +21,14 @@ demo: $(DEMO_VENV)/.ready ## Check this machine, then train a small language mod
 
 test: lint types unit ## Everything CI runs: ruff, strict types, the whole test suite
 
-# Every option of every kind in place of a share of them, and the command line's own grid.
-test-all: lint types docs ## The whole: also what `make test` samples, the site, and gradplan verify
+# Every option of every kind in place of a share of them, the command line's own grid, and the
+# examples at their full size, their pictures in build/.
+test-all: lint types docs ## The whole: also what `make test` samples, the site, verify, the examples
 	$(BIN)/python -m pytest -n $(WORKERS) --complete
 	$(BIN)/gradplan verify --jobs $(WORKERS)
+	for example in $(filter-out %/shared.py,$(wildcard examples/*.py)); do \
+	  $(BIN)/python $$example --out build/$$(basename $$example .py).png || exit 1; \
+	done
 
 lint: $(VENV)/.ready ## ruff: rules and formatting
 	$(BIN)/ruff check .
