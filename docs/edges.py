@@ -19,16 +19,9 @@ import ml_dtypes
 import numpy as np
 
 import gradplan as gp
+from gradplan import BinaryKind, OpCategory, ReduceKind, ScanKind, SoftmaxKind
 from gradplan.bench.forwards import LERP_WEIGHT, forward, jax_forward
-from gradplan.kinds import (
-    BinaryKind,
-    EmbeddingKind,
-    Named,
-    OpCategory,
-    ReduceKind,
-    ScanKind,
-    SoftmaxKind,
-)
+from gradplan.kinds import EmbeddingKind, Named
 from gradplan.registry import KINDS, KindSpec, Need
 
 __all__ = ["EDGES", "LIBRARIES", "RECORD", "Edge", "installed", "result"]
