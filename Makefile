@@ -10,16 +10,25 @@ GPU_WORKERS ?= 12
 ARCH ?= sm_90
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit bench table aot gpu sanitize clean
+.PHONY: help demo test test-all lint types unit docs wheel bench table aot gpu sanitize clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 demo: $(DEMO_VENV)/.ready ## Check this machine, then train a small language model on NumPy alone
 	$(DEMO_BIN)/gradplan verify --quick
 	$(DEMO_BIN)/python examples/char_lm.py --out loss.png
 
 test: lint types unit ## Everything CI runs: ruff, strict types, the whole test suite
+
+# Every option of every kind in place of a share of them, the command line's own grid, and the
+# examples at their full size, their pictures in build/.
+test-all: lint types docs ## The whole: also what `make test` samples, the site, verify, the examples
+	$(BIN)/python -m pytest -n $(WORKERS) --complete
+	$(BIN)/gradplan verify --jobs $(WORKERS)
+	for example in $(filter-out %/shared.py,$(wildcard examples/*.py)); do \
+	  $(BIN)/python $$example --out build/$$(basename $$example .py).png || exit 1; \
+	done
 
 lint: $(VENV)/.ready ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -30,6 +39,12 @@ types: $(VENV)/.ready ## mypy in strict mode
 
 unit: $(VENV)/.ready ## The tests alone
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+docs: $(VENV)/.ready ## Build the documentation into site/, warnings as errors; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+wheel: $(VENV)/.ready ## Build the wheel into dist/
+	$(BIN)/python -m hatchling build -t wheel
 
 bench: $(VENV)/.ready ## Side by side with PyTorch on this CPU
 	$(BIN)/python benchmarks/cpu.py
@@ -62,4 +77,4 @@ $(DEMO_VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 clean: ## Remove environments and caches
-	rm -rf $(VENV) $(DEMO_VENV) .pytest_cache .mypy_cache .ruff_cache loss.png
+	rm -rf $(VENV) $(DEMO_VENV) .pytest_cache .mypy_cache .ruff_cache dist site loss.png

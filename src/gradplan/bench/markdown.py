@@ -16,7 +16,7 @@ from .forwards import VIEW_KINDS
 from .peers import PEERS
 from .results import read, speedups
 
-__all__ = ["BEGIN", "END", "markdown", "replaced"]
+__all__ = ["BEGIN", "END", "markdown", "replaced", "section"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _MAIN = "rows"
@@ -38,10 +38,11 @@ def markdown(paths: Sequence[Path]) -> str:
     """The section for these files, in the order of their names."""
     if not paths:
         return _NO_RESULTS
-    return "\n\n".join(_section(read(path)) for path in sorted(paths))
+    return "\n\n".join(section(read(path)) for path in sorted(paths))
 
 
-def _section(found: dict[str, Any]) -> str:
+def section(found: dict[str, Any]) -> str:
+    """The tables of one file of results, or of some of its rows."""
     rows: list[Row] = found["rows"]
     order = [spec.kind.value for spec in KINDS.values()]
     rows = sorted(rows, key=lambda row: order.index(row["kind"]))
