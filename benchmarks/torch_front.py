@@ -310,7 +310,8 @@ def _machine(device: str) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Markdown of all rows, then what misses a target."""
-    head = ("problem", *(f"{what} {name}" for what in ("bwd", "fwd+bwd") for name in CONTENDERS))
+    shown = [one for one in CONTENDERS if any(one in row for row in results["rows"].values())]
+    head = ("problem", *(f"{what} {name}" for what in ("bwd", "fwd+bwd") for name in shown))
     lines = [
         f"{results.get('machine')}, torch {results.get('torch')}; ms, and our speed-up in brackets",
         "",
@@ -321,7 +322,7 @@ def table(results: dict[str, Any]) -> str:
         cells = [name]
         for what in ("backward_ms", "both_ms"):
             ours = row.get("ours", {}).get(what)
-            for contender in CONTENDERS:
+            for contender in shown:
                 found = row.get(contender, {})
                 ms = found.get(what)
                 if ms is None:
