@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -19,7 +19,7 @@ from gradplan.bench.problems import FAMILIES, question
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import KindSpec
 
-__all__ = ["Checked", "Problem", "Wrong", "batch", "build", "check", "has_axis"]
+__all__ = ["Checked", "Problem", "Wrong", "batch", "build", "check", "has_axis", "moved"]
 
 
 _SCAN_STEPS = 1 << 16
@@ -131,6 +131,15 @@ def batch(problem: Problem, count: int) -> Problem:
     inputs = {name: arrays[name] for name in problem.inputs}
     outputs = {name: arrays[name] for name in problem.outputs}
     return Problem(problem.spec, desc, plan, args, inputs, outputs, inputs | more, problem.graph)
+
+
+def moved(problem: Problem) -> Problem:
+    """The same problem in other memory."""
+    inputs = {name: np.array(array) for name, array in problem.inputs.items()}
+    outputs = {name: np.array(array) for name, array in problem.outputs.items()}
+    _, args_type = FAMILIES[problem.spec.category]
+    args = args_type(**inputs, **outputs)
+    return replace(problem, args=args, inputs=inputs, outputs=outputs)
 
 
 def _same(tensor: Any) -> Any:

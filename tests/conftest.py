@@ -29,6 +29,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="run every option of every kind for every element; compiles twice the kernels",
     )
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run the whole grid in Triton's interpreter too, for hours",
+    )
 
 
 def pytest_collection_modifyitems(items):
@@ -42,6 +47,11 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def complete(request):
     return request.config.getoption("--complete")
+
+
+@pytest.fixture
+def exhaustive(request):
+    return request.config.getoption("--exhaustive")
 
 
 @pytest.hookimpl(optionalhook=True)

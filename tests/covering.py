@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import re
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -11,13 +13,19 @@ import numpy as np
 import pytest
 
 from gradplan import cases
-from gradplan.backends.gpu import aot, programs
+from gradplan.backends.gpu import aot, programs, recurrence, rows, segments
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind, SoftmaxKind
 from gradplan.registry import ELEMENTS, KINDS, Engine
 
 SPECS = list(KINDS.values())
 HALVES = (ElementKind.F16, ElementKind.BF16)
+
+
+def named_kernels() -> set[str]:
+    """Every kernel that the engines' launches name."""
+    sources = "".join(map(inspect.getsource, (rows, recurrence, segments)))
+    return set(re.findall(r'kernel="([a-z_.]+)"', sources))
 
 
 def problems(specs=SPECS, elements=ELEMENTS):

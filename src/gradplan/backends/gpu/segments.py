@@ -216,7 +216,7 @@ def _sort(
             kernel="segments.sum_counts",
             grid=1 << bits,
             arguments=(("counts", counts), ("totals", totals), ("blocks", Int(blocks, "i32"))),
-            constants=(("BLOCK", min(table.sum_block, up(blocks))),),
+            constants=(("BLOCK", table.sum_block),),
             warps=4,
         )
         yield Step(
