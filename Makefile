@@ -77,4 +77,4 @@ $(DEMO_VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 clean: ## Remove environments and caches
-	rm -rf $(VENV) $(DEMO_VENV) .pytest_cache .mypy_cache .ruff_cache dist site loss.png
+	rm -rf $(VENV) $(DEMO_VENV) .pytest_cache .mypy_cache .ruff_cache build dist site *.png

@@ -151,3 +151,24 @@ def test_the_interpreter_is_refused(monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert aot.main(["--quick"]) == 2
     assert "TRITON_INTERPRET" in capsys.readouterr().err
+
+
+def test_the_smallest_halves_compile_everywhere():
+    """Two elements of a half are fewer than an instruction takes, and sm_89 compares no bfloat16
+    two at a time."""
+    code = """
+import gradplan as gp
+from gradplan.backends.gpu import launch, rows, table
+for capability in (80, 89, 90):
+    for kind, shape in (("prod", (2,)), ("prod", (3,)), ("max", (64, 1024)), ("var", (2,))):
+        desc = gp.ReduceBackwardDescriptor(
+            kind=kind, input_shape=shape, reduce_axis=(len(shape) - 1,), element="bf16"
+        )
+        steps = {"x": (1024, 1)[-len(shape):], "dx": (1024, 1)[-len(shape):]}
+        strides = {op.name: steps.get(op.name, (1, 0)[-len(shape):]) for op in desc.operands}
+        for step in rows.program(desc, strides, table.table_of(f"sm_{capability}")).steps:
+            launch.compiled(step, 16, capability)
+"""
+    source = str(Path(aot.__file__).parents[3])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)

@@ -278,7 +278,8 @@ def test_verifying_goes_on_where_it_stopped(monkeypatch, capsys, tmp_path):
     assert sorted(ran) == ["max", "mean", "sum"]
     captured = capsys.readouterr()
     assert "2 of 3 tasks are done already." in captured.err
-    for text in ("[]", "{", '{"version": "0.0", "done": {}}'):
+    broken = json.dumps({"version": gp.__version__, "done": {"some": {"kind": "sum"}}})
+    for text in ("[]", "{", broken, '{"version": "0.0", "done": {}}'):
         path.write_text(text)
         assert cli.main([*argv, "--resume"]) == 2
     assert "gradplan 0.0" in capsys.readouterr().err

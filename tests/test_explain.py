@@ -212,3 +212,21 @@ def test_without_a_gpu_the_architecture_is_hinted_at(capsys, monkeypatch):
     monkeypatch.setattr("gradplan.cli.explain.missing", lambda: reason)
     assert cli.main(["explain", "softmax", "--shape", "8x8", "--device", "cuda"]) == 2
     assert "--arch sm_90" in capsys.readouterr().err
+
+
+def test_several_axes_may_begin_with_a_minus(capsys):
+    words = ["explain", "sum", "--shape", "8x64x64", "--axis", "-2,-1", "--arch", "sm_90"]
+    assert cli.main(words) == 0
+    assert "sum backward" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_here_is_told_of_and_not_run_on(capsys):
+    assert cli.main(["explain", "softmax", "--shape", "64x64", "--device", "sm_90"]) == 0
+    assert "recorded on" in capsys.readouterr().out
+    assert cli.main(["verify", "--device", "sm_90"]) == 2
+    assert "is not here" in capsys.readouterr().err
+
+
+def test_a_table_that_is_added_to_is_written_where_indices_point():
+    told = plan("embedding", (16, 768, 50304), 0, accumulate=True).explanation()
+    assert told.written == told.fewest_written == 16 * 768 * 2

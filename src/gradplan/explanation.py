@@ -31,11 +31,13 @@ def fewest_bytes(desc: Any, given: Collection[str]) -> tuple[int, int]:
             written += operand.size_bytes
         elif not (operand.name == "y" and desc.op in _SPARED):
             read += operand.size_bytes
+    if getattr(desc, "accumulate", False):
+        written = added_to_bytes(desc)
     return read + added_to_bytes(desc), written
 
 
 def added_to_bytes(desc: Any) -> int:
-    """What is read of a table that is added to: no more rows than there are indices."""
+    """What is read and written of a table that is added to: no more rows than indices."""
     if not getattr(desc, "accumulate", False):
         return 0
     rows = min(desc.num_embeddings, desc.num_indices)

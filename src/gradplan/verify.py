@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from . import cases
 from .backends import find
 from .cases import Case, Layout
+from .errors import Unsupported
 from .kinds import ElementKind, Named, OpCategory
 from .registry import ELEMENTS, KINDS, Engine, KindSpec
 from .sku import PlanPreference
@@ -114,7 +115,8 @@ def tasks(
     difference on a GPU alone. No case is begun later than `stop_after` seconds from now. `shapes`
     gives shapes and axes in place of the grid's; a kind for which it gives none is left out.
     """
-    find(device, PlanPreference())
+    if not find(device, PlanPreference()).here:
+        raise Unsupported(f"device {device!r} is not here: nothing can run on it")
     ordered = sorted(KINDS.values(), key=lambda spec: spec.engine is not Engine.RECURRENCE)
     gpu = device != "cpu"
     until = None if stop_after is None else time.time() + stop_after

@@ -50,6 +50,8 @@ class Backend(Protocol):
     """What a backend offers to plans."""
 
     kind: BackendKind
+    here: bool
+    """Whether arrays can lie there: not on a GPU that is only told of."""
     arch: str
     device: int | None
     """The index of a GPU; None where launches take no stream."""
@@ -68,6 +70,7 @@ class Backend(Protocol):
 
 class _NumbaBackend:
     kind = BackendKind.NUMBA
+    here = True
     device: int | None = None
     arch = platform.machine() or "unknown"
 
@@ -99,6 +102,7 @@ class _NumbaBackend:
 
 class _ReferenceBackend:
     kind = BackendKind.REFERENCE
+    here = True
     device: int | None = None
     arch = platform.machine() or "unknown"
 
@@ -138,7 +142,7 @@ class _TritonBackend:
         self.arch = arch
         self.device = device
         self._processors = processors
-        self._here = here
+        self.here = here
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
         from .gpu.precision import guarantee
@@ -159,7 +163,7 @@ class _TritonBackend:
         from .gpu.programs import choose, prepare
         from .gpu.table import table_of
 
-        if not self._here:
+        if not self.here:
             return choose(desc, strides, table_of(self.arch, self._processors), index_shape)
         return prepare(desc, strides, self.arch, self.device, index_shape, self._processors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from rich.table import Table
@@ -50,6 +51,8 @@ def add_parser(commands: Any) -> None:
             "gradplan explain embedding --shape 50304x768 --num-indices 262144 --arch sm_80",
         ],
     )
+    # Several axes may begin with a minus: argparse knows one negative number only.
+    parser._negative_number_matcher = re.compile(r"-\d+(,-?\d+)*$|-\d*\.\d+$")
     parser.add_argument("kind", choices=KIND_NAMES, metavar="KIND", help="see gradplan list")
     parser.add_argument(
         "--shape", type=shape_of, required=True, help="8192x8192; of an embedding, its table"
@@ -185,7 +188,8 @@ def _bandwidth(options: argparse.Namespace, device: str) -> Bandwidth | None:
         if not options.bandwidth > 0:
             raise InvalidProblem(f"--bandwidth must be above 0, got {options.bandwidth:g}")
         return Bandwidth(1e9 * options.bandwidth, "as given")
-    return recorded(options.arch) if options.arch else measured(device)
+    arch = options.arch or (device.partition(":")[0] if device.startswith("sm_") else None)
+    return recorded(arch) if arch else measured(device)
 
 
 def _show(options: argparse.Namespace, told: Explanation, speed: Bandwidth | None) -> None:

@@ -178,29 +178,30 @@ class _Kept:
 
     def __init__(self, path: Path | None, resume: bool) -> None:
         self._path = path
-        self._rows: dict[str, Any] = {}
+        self._rows: dict[str, Row] = {}
         if path is not None and resume and path.exists():
             try:
                 found = json.loads(path.read_text(encoding="utf-8"))
-                self._rows = dict(found["done"])
+                self._rows = {
+                    key: Row(**{**row, "misses": tuple(row["misses"])})
+                    for key, row in found["done"].items()
+                }
                 version = found["version"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise InvalidProblem(f"{path}: not a file that --keep wrote") from None
             if version != __version__:
                 raise InvalidProblem(f"{path} is of gradplan {version}, this is {__version__}")
 
     def row(self, task: Task) -> Row | None:
         """The row of a task that is done and missed nothing."""
-        found = self._rows.get(task.key)
-        if found is None:
-            return None
-        row = Row(**{**found, "misses": tuple(found["misses"])})
-        return row if row.ok and row.cases == row.planned else None
+        row = self._rows.get(task.key)
+        return row if row is not None and row.ok and row.cases == row.planned else None
 
     def note(self, task: Task, row: Row) -> None:
         if self._path is not None:
-            self._rows[task.key] = asdict(row)
-            text = json.dumps({"version": __version__, "done": self._rows}, indent=1)
+            self._rows[task.key] = row
+            done = {key: asdict(one) for key, one in self._rows.items()}
+            text = json.dumps({"version": __version__, "done": done}, indent=1)
             write_text(self._path, text + "\n")
 
 

@@ -73,7 +73,8 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
                 loss += 100 * _W
                 if desc.op in _SUMMED:
                     accumulator = ElementKind.F32
-    math = MathPrecision.F32 if narrow and desc.category is not OpCategory.EMBEDDING else None
+    summed = desc.category is OpCategory.EMBEDDING and not half  # in f64, and nothing else done
+    math = MathPrecision.F32 if narrow and not summed else None
     if desc.category is OpCategory.SCAN and accumulator is ElementKind.F64:
         math = None
     return PrecisionGuarantee(

@@ -30,9 +30,10 @@ class _Level:
 
 
 def _levels(n: int, table: Table) -> list[_Level]:
-    levels = [_Level(n, table.chunk)]
+    # A whole number of those that are loaded at a time; and lists must become shorter.
+    levels = [_Level(n, max(table.chunk, table.together))]
     while levels[-1].chunks > 1:
-        levels.append(_Level(2 * levels[-1].chunks, table.chunk_more))
+        levels.append(_Level(2 * levels[-1].chunks, max(table.chunk_more, table.together, 4)))
     return levels
 
 
@@ -110,7 +111,7 @@ class _Problem:
     @property
     def size(self) -> tuple[tuple[str, Argument], ...]:
         desc = self.desc
-        return (("rows", Int(desc.num_embeddings)), ("columns", Int(desc.embedding_dim, "i32")))
+        return (("rows", Int(desc.num_embeddings)), ("columns", integer(desc.embedding_dim)))
 
     @property
     def weight(self) -> Pointer:
@@ -307,7 +308,7 @@ def _sums(
                 ("ACCUMULATE", desc.accumulate),
                 ("BY_COUNT", desc.scale_grad_by_freq),
                 # A quotient in each column takes registers of its own.
-                ("P", table.together // (4 if desc.scale_grad_by_freq else 1)),
+                ("P", max(1, table.together // (4 if desc.scale_grad_by_freq else 1))),
                 ("D", d),
             ),
             # A thread holds its columns of all entries that are summed at a time.

@@ -243,7 +243,7 @@ _TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80}
 
 def table_of(arch: str, processors: int | None = None) -> Table:
     """The thresholds of an architecture, on a device with so many multiprocessors."""
-    table = _TABLES.get(arch, _SM_90)
+    table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else _SM_90)
     if processors is None or processors == _PROCESSORS:
         return table
     return replace(table, fill=2 * processors, group=min(table.group, processors // 4))

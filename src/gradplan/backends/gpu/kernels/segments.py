@@ -195,7 +195,7 @@ def sum_chunks(
     slices = tl.cdiv(columns, D)
     chunk = (tl.program_id(0) // slices).to(tl.int64)
     one = tl.program_id(0) % slices
-    column = one * D + tl.arange(0, D)
+    column = one.to(columns.dtype) * D + tl.arange(0, D)
     inside = column < columns
     if UNIT:
         source, goal = column, column
@@ -299,7 +299,7 @@ def clear_rows(
     """Zero the rows of the table that no index names, or every one."""
     slices = tl.cdiv(columns, D)
     row = (tl.program_id(0) // slices).to(tl.int64) * T + tl.arange(0, T)
-    column = (tl.program_id(0) % slices) * D + tl.arange(0, D)
+    column = (tl.program_id(0) % slices).to(columns.dtype) * D + tl.arange(0, D)
     if UNIT:
         across = column
     else:

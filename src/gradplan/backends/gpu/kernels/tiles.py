@@ -109,7 +109,7 @@ def widened(value, MODE: tl.constexpr, WIDE: tl.constexpr):
     if MODE == "n":
         return 0.0
     else:
-        if in_pairs(value.dtype, MODE) and not WIDE:
+        if in_pairs(value.dtype, MODE, value.numel) and not WIDE:
             if value.dtype == tl.bfloat16:
                 return of_pairs(value, "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
             else:
@@ -123,7 +123,7 @@ def widened_again(raw, MODE: tl.constexpr, before):
     if MODE == "n":
         return 0.0
     else:
-        if in_pairs(raw.dtype, MODE):
+        if in_pairs(raw.dtype, MODE, raw.numel):
             if raw.dtype == tl.bfloat16:
                 return of_pairs(raw, "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;")
             else:
@@ -138,17 +138,18 @@ _F16_PAIR = tl.constexpr(
 
 
 @triton.constexpr_function
-def in_pairs(dtype, mode):
+def in_pairs(dtype, mode, count):
     """Whether a thread holds halves two by two. The compiler itself takes an instruction more for
     every second one."""
-    return not _INTERPRETED.value and mode in ("t", "c") and dtype.primitive_bitwidth == 16
+    runs = mode in ("t", "c") and count >= 64
+    return not _INTERPRETED.value and runs and dtype.primitive_bitwidth == 16
 
 
 @triton.jit
 def of_pairs(value, CODE: tl.constexpr):
     """Two f32 from each register of two halves."""
     return tl.inline_asm_elementwise(
-        CODE, "=f,=f,r", [value], dtype=tl.float32, is_pure=True, pack=2
+        CODE, "=&f,=f,r", [value], dtype=tl.float32, is_pure=True, pack=2
     )
 
 
