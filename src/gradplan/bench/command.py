@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         run,
         help="time every kind against its floor and against other libraries",
         description="Time gradients against the fewest bytes they must move and against what is "
-        "installed besides. Nothing is timed before its result is right.",
+        "installed besides. Nothing is timed before its result is right. Needs PyTorch.",
         examples=[
             "gradplan bench --kind softmax --shape 4096x4096 --html report.html",
             "gradplan bench --device cuda --json new.json --resume --against old.json",
