@@ -7,22 +7,24 @@ written, to be `Sizes.caches` times the last cache, so there no pass finds what 
 has read. One row alone cannot be that long below 10⁷: it is judged where the smaller problem's
 data exceeds the cache, and dim elsewhere.
 
-The rule: a doubling takes at most `report.TARGETS[DOUBLING]` times the time. Each round runs every
-extent once, in alternating order; a ratio is the median over the rounds of large over small in
+The rule: a doubling takes at most `report.TARGETS[DOUBLING]` times the time. Each round runs both
+extents, in alternating order; a ratio is the median over the rounds of large over small in
 the same round, so a slow spell of the machine meets both. Every run starts with cold caches, swept
 by reading (a sweep that writes would leave its write-backs to be clocked), and with threads
 awake, so that no fixed cost makes the smaller look slow.
 
 Arrays are NumPy's own, touched before: no page faults, and no alignment that NumPy does not give.
 Where they lie, and on pages of which size, is a matter of luck that makes a time up to twice
-another of the same problem. So every ratio is the median over three places, whatever the first
-one gave.
+another of the same problem. So both extents of a doubling use the same memory: the smaller problem
+lies in the first half of the larger one's arrays and workspace, then in the second. The ratio is
+the larger problem's time over the mean of the two: 2 where cost is linear, whatever the memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -31,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from measure import Others, l3_bytes
-from problems import Problem, batch, build, check, has_axis, moved
+from problems import Lent, Problem, batch, build, check, has_axis, in_one_memory
 from report import DOUBLING, Bench, marked, misses, new_table
 
 import gradplan as gp
@@ -41,7 +43,6 @@ from gradplan.registry import KindSpec
 __all__ = ["growth"]
 
 _COLUMNS = 64
-_PLACES = 3
 # Where the system does not tell.
 _USUAL_CACHE = 32 << 20
 
@@ -67,7 +68,7 @@ def growth(bench: Bench) -> None:
         if batches is not None:
             layouts["columns" if wide else "rows"] = batches
         for layout, problems in layouts.items():
-            row = _judged(clock, problems, cache, max(3, bench.rounds // 2))
+            row = _judged(clock, problems, cache, bench.rounds)
             bench.note("growth", kind=spec.kind.value, layout=layout, extents=extents, **row)
             marks = list(zip(row["ratios"], row["judged"], strict=True))
             judged += [ratio for ratio, counts in marks if counts]
@@ -89,33 +90,18 @@ def growth(bench: Bench) -> None:
 def _judged(
     clock: _ColdClock, problems: Sequence[Problem], cache: int, count: int
 ) -> dict[str, Any]:
-    """The row of these problems: medians over several places of their arrays."""
+    """The row of these problems: a time for each, a ratio for each doubling."""
     others = Others()
-    places = [_times(clock, problems, count)]
-    places += [_times(clock, list(map(moved, problems)), count) for _ in range(_PLACES - 1)]
+    doublings = [clock.doubling(a, b, count) for a, b in pairwise(problems)]
     return {
         "shapes": [problem.desc.shape_and_axes[0] for problem in problems],
         "smallest_bytes": problems[0].fewest_bytes,
-        "ms": [1e3 * median(column) for column in zip(*(s for s, _ in places), strict=True)],
-        "ratios": [median(column) for column in zip(*(r for _, r in places), strict=True)],
+        "ms": [1e3 * d.small for d in doublings] + [1e3 * doublings[-1].large],
+        "ratios": [d.ratio for d in doublings],
         "judged": [problem.fewest_bytes > cache for problem in problems[:-1]],
-        "places": [ratios for _, ratios in places],
-        "rounds": count,
+        "rounds": [d.rounds for d in doublings],
         "other_cores": others.cores(),
     }
-
-
-def _times(
-    clock: _ColdClock, problems: Sequence[Problem], count: int
-) -> tuple[list[float], list[float]]:
-    """Median seconds of each problem, and the ratios of their doublings."""
-    rounds = clock.rounds([problem.plan.bind(problem.args) for problem in problems], count)
-    return [median(column) for column in zip(*rounds, strict=True)], _ratios(rounds)
-
-
-def _ratios(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """Large over small for each doubling: the median over the rounds."""
-    return [median(b / a for a, b in pairs) for pairs in zip(*map(pairwise, rounds), strict=True)]
 
 
 def _checked(bench: Bench, spec: KindSpec, wide: bool) -> list[Problem] | None:
@@ -144,6 +130,25 @@ def _batches(bench: Bench, singles: Sequence[Problem], wanted: float) -> list[Pr
     return bench.attempt(lambda: [batch(problem, copies) for problem in singles])
 
 
+@dataclass(frozen=True)
+class _Doubling:
+    """Seconds by round: the smaller problem in either half, the larger."""
+
+    rounds: Sequence[tuple[float, float, float]]
+
+    @property
+    def small(self) -> float:
+        return median((a + b) / 2 for a, b, _ in self.rounds)
+
+    @property
+    def large(self) -> float:
+        return median(whole for _, _, whole in self.rounds)
+
+    @property
+    def ratio(self) -> float:
+        return median(2 * whole / (a + b) for a, b, whole in self.rounds)
+
+
 class _ColdClock:
     """Clocks single calls, each with cold caches and threads awake."""
 
@@ -151,20 +156,21 @@ class _ColdClock:
         self._sweep = np.ones(4 * cache // 8)
         self._small = np.ones(1 << 16, np.float32)
 
-    def seconds(self, call: Callable[[], object]) -> float:
+    def seconds(self, problem: Lent) -> float:
+        """One run on arrays just filled, their contents driven out of every cache."""
+        problem.fill()
         self._sweep.sum()
         gp.lerp_backward(self._small, 0.5)
         begin = time.perf_counter()
-        call()
+        problem.call()
         return time.perf_counter() - begin
 
-    def rounds(self, calls: Sequence[Callable[[], object]], count: int) -> list[list[float]]:
-        """Seconds of each call, round by round; the first round is not clocked."""
-        for call in calls:
-            call()
-        made = []
-        for turn in range(count):
-            order = range(len(calls))
-            taken = {k: self.seconds(calls[k]) for k in (order if turn % 2 else reversed(order))}
-            made.append([taken[k] for k in order])
-        return made
+    def doubling(self, small: Problem, large: Problem, count: int) -> _Doubling:
+        """Both problems in the larger one's memory; the first round is not kept."""
+        problems = in_one_memory(small, large)
+        rounds = []
+        for turn in range(count + 1):
+            order = (0, 1, 2) if turn % 2 else (2, 1, 0)
+            taken = {k: self.seconds(problems[k]) for k in order}
+            rounds.append((taken[0], taken[1], taken[2]))
+        return _Doubling(rounds[1:])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -19,10 +19,21 @@ from gradplan.bench.problems import FAMILIES, question
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import KindSpec
 
-__all__ = ["Checked", "Problem", "Wrong", "batch", "build", "check", "has_axis", "moved"]
+__all__ = [
+    "Checked",
+    "Lent",
+    "Problem",
+    "Wrong",
+    "batch",
+    "build",
+    "check",
+    "has_axis",
+    "in_one_memory",
+]
 
 
 _SCAN_STEPS = 1 << 16
+_ALIGNMENT = 256  # of a workspace
 
 
 class Wrong(Exception):
@@ -133,13 +144,47 @@ def batch(problem: Problem, count: int) -> Problem:
     return Problem(problem.spec, desc, plan, args, inputs, outputs, inputs | more, problem.graph)
 
 
-def moved(problem: Problem) -> Problem:
-    """The same problem in other memory."""
-    inputs = {name: np.array(array) for name, array in problem.inputs.items()}
-    outputs = {name: np.array(array) for name, array in problem.outputs.items()}
-    _, args_type = FAMILIES[problem.spec.category]
-    args = args_type(**inputs, **outputs)
-    return replace(problem, args=args, inputs=inputs, outputs=outputs)
+@dataclass(frozen=True)
+class Lent:
+    """A problem in memory that others use too: `fill` it, then `call`."""
+
+    call: Callable[[], Any]
+    inputs: Sequence[tuple[Any, Any]]
+    """Where each input lies, and what it holds."""
+
+    def fill(self) -> None:
+        for place, values in self.inputs:
+            place[...] = values
+
+
+def in_one_memory(small: Problem, large: Problem) -> tuple[Lent, Lent, Lent]:
+    """The smaller problem in the first and in the second half of the larger one's, and that one.
+
+    An array of which both problems have equally much lies in one place for all three.
+    """
+    arrays = large.inputs | large.outputs
+    memory = {name: np.empty(array.size, array.dtype) for name, array in arrays.items()}
+    needed = small.plan.workspace_size
+    workspace = _aligned(max(large.plan.workspace_size, 2 * needed + _ALIGNMENT))
+
+    def lend(problem: Problem, second: bool) -> Lent:
+        own = problem.inputs | problem.outputs
+        placed = {}
+        for name, array in own.items():
+            begin = memory[name].size - array.size if second else 0
+            placed[name] = memory[name][begin : begin + array.size].reshape(array.shape)
+        _, args_type = FAMILIES[problem.spec.category]
+        inputs = [(placed[name], values) for name, values in problem.inputs.items()]
+        begin = -(-needed // _ALIGNMENT) * _ALIGNMENT if second else 0
+        return Lent(problem.plan.bind(args_type(**placed), workspace=workspace[begin:]), inputs)
+
+    return lend(small, second=False), lend(small, second=True), lend(large, second=False)
+
+
+def _aligned(size: int) -> Any:
+    """So many bytes, aligned as a workspace must be."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    return memory[-memory.ctypes.data % _ALIGNMENT :][:size]
 
 
 def _same(tensor: Any) -> Any:

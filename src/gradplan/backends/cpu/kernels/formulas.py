@@ -61,6 +61,8 @@ class MapFormula:
     """How many numbers `settle` gives."""
     easy: Scalar | None = None
     indexed: bool = False
+    blank: bool = False
+    """Whether elements whose state is `first` all map to 0."""
 
 
 def is_wide(
@@ -287,7 +289,8 @@ def _extremum(ties: TieRule | None, zero: Any, one: Any) -> MapFormula:
         def share(s, dy, y, p):
             return dy / s[0], y
 
-        return replace(_row("dy x y", step, _keep, apply), settle=ordered(share), settled=2)
+        row = _row("dy x y", step, _keep, apply)
+        return replace(row, settle=ordered(share), settled=2, blank=True)
 
     return _one_of_the_ties(ties is TieRule.FIRST, hit, zero)
 
@@ -319,6 +322,7 @@ def _one_of_the_ties(first: bool, hit: Scalar, zero: Any) -> MapFormula:
         finish=inlined(_keep),
         apply=inlined(apply),
         indexed=True,
+        blank=True,
     )
 
 

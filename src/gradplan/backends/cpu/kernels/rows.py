@@ -115,7 +115,7 @@ def build(
     apply2 = formula.apply2 or formula.apply
     reads = formula.uses.split()
     uses_x, uses_y = "x" in reads, "y" in reads
-    has_state = formula.step is not None
+    has_state, blank = formula.step is not None, formula.blank
     first = formula.first or (0.0,)
     first_block = tuple(real(value) for value in first)
     slots = len(first)
@@ -317,6 +317,31 @@ def build(
                     flush(stage + STAGE_BYTES + 64, target2, count)
                 lo += count
 
+    @inlined
+    def clear(m, out, base, e0, e1, room, streaming):
+        # Zeros for elements e0..e1 of the row at these offsets.
+        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        so = stride(m, at.AXIS, 4)
+        if unit and streaming:
+            for k in range(stage_elements):
+                stage_store(room, k, map_zero)
+        e = e0
+        while e < e1:
+            q = e // inner
+            lo = e - q * inner
+            hi = min(inner, lo + e1 - e)
+            oo = base[3] + place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)[3]
+            e += hi - lo
+            while lo < hi:
+                if not (unit and streaming):
+                    for k in range(lo, hi):
+                        map_store(out, oo + k * so, map_zero)
+                    break
+                target = out + size * (oo + lo)
+                count = min(hi - lo, stage_elements - lead_of(target))
+                flush(room, target, count)
+                lo += count
+
     def rows(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
         dy, x, y = meta(call, at.DY), meta(call, at.X), meta(call, at.Y)
@@ -340,6 +365,13 @@ def build(
             s = first
             if has_state:
                 if phase == at.APPLY:
+                    # The states of chunks but the first are still there: one that holds nothing
+                    # that counts need not be read again.
+                    if blank and c > 0:
+                        own = state_load(ws, c * slots * count + row, count)
+                        if own == first:
+                            clear(m, out, base, e0, e1, room, streaming)
+                            continue
                     s = state_load(ws, row, count)
                 else:
                     s = gather(m, dy, x, y, base, e0, e1)

@@ -35,6 +35,7 @@ from .rows import place
 
 MAX_SLICE = 512
 BLOCK = 64
+# The most bits of a digit; keys are cut into as few digits as that allows, equally long.
 DIGIT_BITS = 11
 _DIGITS = 1 << DIGIT_BITS
 # Rows that are called for before they are added.
@@ -76,20 +77,23 @@ def build(element: ElementKind, index: IndexKind, unit: bool) -> Any:
                 int_store(words, kept, (key << shift) | i)
                 kept += 1
         count = counters()
-        for low in range(shift, shift + bits, DIGIT_BITS):
-            for digit in range(_DIGITS):
+        passes = (bits + DIGIT_BITS - 1) // DIGIT_BITS
+        width = (bits + passes - 1) // passes
+        digits = 1 << width
+        for low in range(shift, shift + bits, width):
+            for digit in range(digits):
                 int_store(count, digit, 0)
             for i in range(kept):
-                digit = (int_load(words, i) >> low) & (_DIGITS - 1)
+                digit = (int_load(words, i) >> low) & (digits - 1)
                 int_store(count, digit, int_load(count, digit) + 1)
             begin = 0
-            for digit in range(_DIGITS):
+            for digit in range(digits):
                 size = int_load(count, digit)
                 int_store(count, digit, begin)
                 begin += size
             for i in range(kept):
                 word = int_load(words, i)
-                digit = (word >> low) & (_DIGITS - 1)
+                digit = (word >> low) & (digits - 1)
                 spot = int_load(count, digit)
                 int_store(count, digit, spot + 1)
                 int_store(spare, spot, word)
