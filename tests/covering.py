@@ -14,8 +14,9 @@ import pytest
 
 from gradplan import cases
 from gradplan.backends.gpu import aot, programs, recurrence, rows, segments
+from gradplan.backends.gpu.table import table_of
 from gradplan.cases import Case, Layout
-from gradplan.kinds import ElementKind, OpCategory, ScanKind, SoftmaxKind
+from gradplan.kinds import ElementKind, OpCategory, ScanKind
 from gradplan.registry import ELEMENTS, KINDS, Engine
 
 SPECS = list(KINDS.values())
@@ -68,7 +69,7 @@ SHAPES = [
     ((7, 3), (0,)),
     ((12, 3), (0,)),
 ]
-# Rows and columns of more parts than wait for each other, for f64, f32 and halves.
+# Rows and columns of more parts than are joined at a time, for f64, f32 and halves.
 CUT_OFTEN = [((n,), (0,)) for n in (300, 560, 1100)]
 CUT_OFTEN += [((n, 3), (0,)) for n in (70, 140, 270)]
 MANY_AXES = [((3, 5, 9), (0, 2)), ((3, 5, 9), (1, 2)), ((4, 6, 5), (0, 1, 2))]
@@ -83,7 +84,7 @@ IN_PLACE = [((37, 1), (1,)), ((1, 40), (0,)), ((5, 7), ())]
 
 VARIANTS = {
     Engine.MAP: {("map", "flat"), ("map", "rows")},
-    Engine.ROW_STATE: set(itertools.product(("resident", "split"), ("rows", "columns"))),
+    Engine.ROW_STATE: set(itertools.product(("resident", "lagged"), ("rows", "columns"))),
     Engine.RECURRENCE: set(itertools.product(("resident", "tiled", "split"), ("rows", "columns"))),
     Engine.SEGMENT_SUM: {("sorted", "rows"), ("sorted", "strided"), ("zeros", "any")},
 }
@@ -95,9 +96,11 @@ def wanted(spec, element):
     found = VARIANTS[spec.engine]
     if spec.engine is not Engine.RECURRENCE or spec.kind is ScanKind.CUMSUM:
         return found
+    if spec.kind in table_of("interpreter").lagged_scans:
+        found = found | {("lagged", "rows"), ("lagged", "columns")}
     # What is recomputed needs the states of all tiles before: no row is walked tile by tile.
     return {(f"{name}_from_y", layout) for name, layout in found} | {
-        (f"{name}_recomputed", layout) for name, layout in found if name != "tiled"
+        (f"{name}_recomputed", layout) for name, layout in found if name in ("resident", "split")
     }
 
 
@@ -152,7 +155,7 @@ def covering(spec, element):
         if not empty:
             brings |= {("layout", case.layout), ("data", case.data)}
             brings |= {("option", *option) for option in chosen(case)}
-        if program.variant == "split":
+        if program.variant == "lagged" and spec.engine is Engine.ROW_STATE:
             brings |= {("cut", *cut) for cut in cut_as(program)}
         way = ("way", *signature(program))
         wants.add(way)
@@ -169,20 +172,20 @@ def covering(spec, element):
 
 
 def cut_as(program):
-    """Whether states are joined by a launch of their own, by layout, and for several axes."""
-    apart = len(program.steps) == 3
-    yield program.layout, apart
+    """Whether rows have more parts than are joined at a time, by layout, and for several axes."""
+    (step,) = program.steps
+    often = dict(step.arguments)["parts"].value > dict(step.constants)["K"]
+    yield program.layout, often
     if signature(program)[-1]:
-        yield "many axes", apart
+        yield "many axes", often
 
 
 def cuts(spec, element):
     """The ways to cut rows that a kind and element must meet: long ones take turns."""
     for layout in ("rows", "columns"):
-        # log-softmax side by side never waits, so a launch of its own joins its states.
-        yield "cut", layout, spec.kind is SoftmaxKind.LOG_SOFTMAX and layout == "columns"
+        yield "cut", layout, layout == "columns"
     turn = SPECS.index(spec) + ELEMENTS.index(element)
-    yield "cut", ("rows", "columns")[turn % 2], True
+    yield "cut", ("rows", "columns")[turn % 2], turn % 2 == 0
     if spec.category is OpCategory.REDUCTION:
         yield "cut", "many axes", turn % 4 == 0
 

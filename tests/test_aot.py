@@ -55,7 +55,7 @@ def test_the_subset_meets_every_kernel_kind_element_and_variant(whole):
     assert named >= {spec.kind.value for spec in SPECS if spec.engine is not Engine.SEGMENT_SUM}
     met = {one.problem.partition(":")[0] for one in whole}
     for layout in ("rows", "columns"):
-        for name in ("resident", "cluster", "joined", "split", "tiled", "split_recomputed"):
+        for name in ("resident", "cluster", "lagged", "tiled", "split_recomputed"):
             assert f"{name}, {layout}" in met
     assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
@@ -78,8 +78,8 @@ def test_no_variant_asks_for_more_threads_than_a_program_has(arch):
 
 
 def test_explain_counts_what_is_read():
-    """Rows whose programs wait for each other are read once, longer ones twice; a cummax of y that
-    goes to the first never reads x."""
+    """Rows that the cache keeps are read once, longer ones twice; a cummax of y that goes to the
+    first never reads x."""
 
     def reads(kind, shape, **options):
         spec = next(spec for spec in SPECS if spec.kind == kind)
@@ -88,8 +88,8 @@ def test_explain_counts_what_is_read():
         program = programs.prepare(desc, strides, "sm_90", 0)
         return program.variant, program.reads
 
-    assert reads("softmax", (1024, 100_000)) == ("joined", {})
-    assert reads("softmax", (2, 10_000_000)) == ("split", {"dy": 2, "x": 2, "y": 2})
+    assert reads("softmax", (1024, 100_000)) == ("lagged", {})
+    assert reads("softmax", (2, 10_000_000)) == ("lagged", {"dy": 2, "x": 2, "y": 2})
     assert reads("cummax", (1024, 256), ties="first")[1]["x"] == 0
     assert reads("cummax", (1024, 256), ties="last")[1]["x"] == 1
     assert reads("prod", (64, 256))[1]["y"] == 0

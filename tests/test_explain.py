@@ -57,7 +57,7 @@ def test_a_gpu_that_is_not_here_runs_nothing():
             gp.SoftmaxBackwardPlan.select(chosen.descriptor, device=device)
 
 
-ROW_VARIANTS = ("resident", "cluster", "joined", "split")
+ROW_VARIANTS = ("resident", "cluster", "lagged", "split")
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ ROW_VARIANTS = ("resident", "cluster", "joined", "split")
     [
         ("softmax", (8192, 8192), 1, "resident"),
         ("max", (1024, 131072), 1, "cluster"),
-        ("softmax", (8192, 8192), 0, "joined"),
-        ("softmax", (64, 1 << 20), 1, "split"),
+        ("softmax", (8192, 8192), 0, "lagged"),
+        ("softmax", (64, 1 << 20), 1, "lagged"),
         ("cumsum", (8192, 1024), 1, "resident"),
         ("cumsum", (8192, 8192), 1, "tiled"),
-        ("cumsum", (64, 1 << 20), 1, "split"),
+        ("cumsum", (64, 1 << 20), 1, "lagged"),
     ],
 )
 def test_every_other_variant_has_its_reason(kind, shape, axis, variant):
     told = plan(kind, shape, axis).explanation()
     assert told.sku.variant == variant
-    tried = ROW_VARIANTS if kind != "cumsum" else ("resident", "tiled", "split")
+    tried = ROW_VARIANTS if kind != "cumsum" else ("resident", "tiled", "lagged", "split")
     assert [other.variant for other in told.others] == [v for v in tried if v != variant]
     assert all(len(other.why) > 10 for other in told.others)
 
@@ -134,14 +134,14 @@ def test_the_command_prints_what_the_plan_tells(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     argv = ["softmax", "--shape", "8192x8192", "--axis", "0", "--dtype", "bf16", "--arch", "sm_90"]
     shown = explained(capsys, *argv)
-    for word in ("softmax_backward_bf16_columns_joined@sm_90", "resident:", "cluster:", "split:"):
+    for word in ("softmax_backward_bf16_columns_lagged@sm_90", "resident:", "cluster:", "split:"):
         assert word in shown
     for word in ("1.00 × the least", "recorded on NVIDIA H200", "workspace", "relative error"):
         assert word in shown
     found = json.loads(explained(capsys, *argv, "--json", "--bandwidth", "1000"))
     assert found["floor_s"] == pytest.approx(3 * 2 * 8192**2 / 1e12)
     assert found["bytes"]["fewest_read"] == 2 * 2 * 8192**2
-    assert found["variant"] == "joined"
+    assert found["variant"] == "lagged"
     assert {other["variant"] for other in found["others"]} == {"resident", "cluster", "split"}
 
 

@@ -125,19 +125,46 @@ def _by_kind(
     return ask
 
 
+def _by_side(shapes: Sequence[tuple[tuple[int, ...], int]]) -> Ask:
+    """A field with tiles of rows side by side for each kind: narrower and wider ones, of as many
+    elements, and more and fewer threads for the same."""
+
+    def ask(name: str, table: Table) -> Iterator[Question]:
+        now_tiles = getattr(table, name)
+        for k, (kind, *tiles) in enumerate(now_tiles):
+            for half in (True, False):
+                rows, lines, length, warps = now = tiles[0 if half else 1]
+                some = {now, (rows // 2, 2 * lines, length, warps)}
+                some |= {(2 * rows, lines // 2, length, warps)}
+                some |= {(rows, lines, length, two) for two in _half_and_double(warps)}
+                tables = {}
+                for one in sorted(some):
+                    changed: list[Any] = list(now_tiles)
+                    pair = (one, tiles[1]) if half else (tiles[0], one)
+                    changed[k] = (kind, *pair)
+                    made = replace(table, **dict[str, Any]({name: tuple(changed)}))
+                    tables["x".join(map(str, one))] = made
+                probes = [
+                    probe
+                    for shape, axis in shapes
+                    for probe in _probes(kind or "cummax", shape, axis, "bf16" if half else "f32")
+                ]
+                label = f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
+                yield Question(label, "x".join(map(str, now)), tables, tuple(probes))
+
+    return ask
+
+
+_RARE = "for rows side by side that are no neighbours in memory, or are recomputed"
 _NO_Y = ("y",)
-_LONG_ROWS = (
-    *_probes("softmax", (1024, 131072)),
-    *_probes("log_softmax", (1024, 131072), elements="f32"),
-)
+_LONG_ROWS = (*_probes("softmax", (64, 1 << 20)), *_probes("max", (64, 1 << 20)))
 _FEW_ROWS = (
     *_probes("softmax", (16, 1 << 16)),
     *_probes("softmax", (32, 1 << 16)),
-    *_probes("cumsum", (64, 1 << 20)),
 )
-_CUT_TWICE = _probes("softmax", (16, 1 << 22))  # into more parts than wait for each other
+_LONG_SCANS = (*_probes("cumsum", (64, 1 << 20)), *_probes("cummax", (64, 1 << 20)))
+_TALL_SCANS = _probes("cumsum", (1 << 20, 64), 0)
 _COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
-_SCAN_COLUMNS = (*_probes("cumsum", (8192, 8192), 0), *_probes("cumprod", (8192, 8192), 0))
 _SHORT_SCANS = (
     *_probes("cumprod", (1 << 20, 64), without=_NO_Y),
     *_probes("cummax", (1 << 20, 64), elements="f32", without=_NO_Y),
@@ -172,12 +199,11 @@ FIELDS: dict[str, Ask | str] = {
         _probes("var", (64, 2048, 512), 1, "f32"), _probes("var", (64, 1024, 512), 1, "f32")
     ),
     "column_bytes": _on(_probes("softmax", (16, 1 << 22), 0), _probes("cumsum", (64, 1 << 20), 0)),
-    "joined_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
-    "joined_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
-    "joined_width": _on(_COLUMNS),
+    "lagged_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
+    "lagged_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
+    "lagged_width": _on(_COLUMNS),
     "strided_tile": "as large as the assembler takes without spilling",
-    "split_width": _on(_probes("log_softmax", (8192, 8192), 0)),
-    "joined_registers": _on(
+    "lagged_registers": _on(
         _probes("max", (8192, 8192), 0, "f32"), values=lambda now: sorted({0, 64, 80, now})
     ),
     "cluster": _on(
@@ -185,12 +211,7 @@ FIELDS: dict[str, Ask | str] = {
         _probes("prod", (1024, 32768)),
         values=lambda now: sorted({0, 4, 8, now}),
     ),
-    # No more than there are: programs that wait for some that cannot start would wait for ever.
-    "group": _on(
-        _probes("softmax", (64, 1 << 20), elements="f32"),
-        values=lambda now: [size for size in (now // 4, now // 2, now) if size],
-    ),
-    "waits": _on(_LONG_ROWS, _COLUMNS, values=_either),
+    "lag": _on(_LONG_ROWS, _COLUMNS),
     "scan_tile": _on(_SHORT_SCANS),
     "scan_resident": _on(_SCANS, _probes("cumprod", (16384, 4096), without=_NO_Y)),
     "scan_step": _on(_SCANS),
@@ -199,10 +220,22 @@ FIELDS: dict[str, Ask | str] = {
     "scan_columns": _on(
         _probes("cumsum", (128, 1 << 19), 0), _probes("cumprod", (256, 1 << 18), 0)
     ),
-    "scan_column_bytes": _on(_SCAN_COLUMNS),
-    "scan_column_step": _on(_SCAN_COLUMNS),
+    "scan_column_bytes": _RARE,
+    "scan_column_step": _RARE,
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
-    "scan_chunk": _on(_probes("cumsum", (512, 512), 0), _probes("cumprod", (512, 512), 0)),
+    "scan_fill": _on(_probes("cumsum", (128, 1 << 17)), _probes("cumsum", (256, 1 << 17))),
+    "scan_lag": _on(_LONG_SCANS),
+    "lagged_scans": "kind by kind: those whose first read is cheap",
+    "lag_chunk": _on(_LONG_SCANS, _probes("cumprod", (64, 1 << 20))),
+    "window": "as many as are joined at a time",
+    "scan_chunk": _RARE,
+    "side": _by_side([((64, 2048, 512), 1)]),
+    "narrow_side": _by_side([((8192, 8192), 0)]),
+    "strips": _on(
+        _probes("cumsum", (64, 2048, 512), 1), _probes("cumsum", (4096, 16384), 0, "f32")
+    ),
+    "side_chunk": _on(_TALL_SCANS),
+    "side_window": _on(_TALL_SCANS),
     "lines": _by_kind(
         "cummax", [((8192, 8192), 1), ((64, 1 << 20), 1), ((1 << 20, 64), 1)], 32, 1024
     ),
@@ -220,8 +253,8 @@ FIELDS: dict[str, Ask | str] = {
     "together": _on(_LARGE, _SMALL, _SAME),
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
-    "join": _on(_probes("cumsum", (64, 1 << 20)), _CUT_TWICE, _probes("softmax", (8192, 8192), 0)),
-    "join_lanes": _on(_probes("cumsum", (1 << 20, 64), 0), _probes("cumprod", (1 << 20, 64), 0)),
+    "join": _on(_LONG_ROWS, _COLUMNS),
+    "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
     "paired": "what the architecture has",
     "roomy": _on(
         _probes("cumprod", (8192, 8192)), _probes("log_cumsum_exp", (8192, 8192)), values=_either

@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
         "it decides. Every result is checked before it is timed. Nothing is changed.",
         examples=[
             "gradplan tune --list",
-            "gradplan tune --device cuda --fields joined_rows --json tuned.json",
+            "gradplan tune --device cuda --fields lagged_rows --json tuned.json",
         ],
     )
     parser.add_argument(

@@ -22,8 +22,8 @@ __all__ = ["others"]
 
 # The order in which an engine tries its variants.
 _ORDER = {
-    Engine.ROW_STATE: ("resident", "cluster", "joined", "split"),
-    Engine.RECURRENCE: ("resident", "tiled", "split"),
+    Engine.ROW_STATE: ("resident", "cluster", "lagged", "split"),
+    Engine.RECURRENCE: ("resident", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
 
@@ -52,8 +52,6 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
     """Why a variant that is tried before the chosen was not taken: the threshold in its way."""
     if other == "cluster" and not table.cluster:
         return "the architecture has no clusters"
-    if other == "joined" and not table.waits:
-        return "programs cannot wait for each other there"
     reached = [
         (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")
         for field, meaning, now, tables in _ways(table, desc, other)
@@ -82,8 +80,10 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         yield "lines", "the longest row that lies in one run and stays in registers", now, values
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
-    elif other == "joined":
-        yield _raised(table, "group", "the most programs that wait for each other")
+    elif other == "lagged" and desc.spec.engine is Engine.RECURRENCE:
+        yield _raised(table, "scan_lag", "chunks that are read before the first is read again")
+    elif other == "lagged":
+        yield _raised(table, "lag", "parts that are read before the first is read again")
     elif other == "tiled":
         now = table.fill
         values = ((now // k, replace(table, fill=now // k)) for k in _powers() if now // k)
@@ -128,9 +128,9 @@ def _only(table: Table, other: str) -> Table:
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
     if other in ("tiled", "split"):
         barred = replace(barred, fill=1 if other == "tiled" else _MOST)
-    if other in ("joined", "split"):
+    if other in ("lagged", "split"):
         barred = replace(barred, cluster=0)
-    return replace(barred, waits=False) if other == "split" else barred
+    return replace(barred, lag=0, scan_lag=0) if other == "split" else barred
 
 
 def _bytes_read(desc: Any, strides: Strides, program: Program) -> int:

@@ -483,15 +483,18 @@ def _launch_again(code: int, call: _Call, device: int) -> None:
 class Interpreter:
     """The steps of a program in Triton's interpreter, on CPU memory."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], counters: int) -> None:
         from . import interpreter
 
         interpreter.install()
         self.steps = tuple(steps)
+        self._counters = counters
 
     def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
         addresses = {name: lent.ptr for name, lent in views.items()}
         addresses[WORKSPACE] = workspace
+        counters = (ctypes.c_int32 * self._counters)()
+        addresses[COUNTERS] = ctypes.addressof(counters)
 
         def run(stream: int = 0) -> None:
             for step in self.steps:
@@ -504,6 +507,7 @@ class Interpreter:
                     for name, value in step.arguments
                 }
                 _function(step.kernel)[(step.grid,)](**arguments, **dict(step.constants))
+            assert all(count & 0xFFFF == 0 for count in counters), "a counter was left counting"
 
         return run
 

@@ -10,7 +10,18 @@ from ...views import View
 from .launch import COUNTERS, Bound, Int, Interpreter, Launcher, Step
 from .streams import own_counters, stream_counters
 
-__all__ = ["EMPTY", "HALVES", "TYPES", "Program", "Strides", "down", "integer", "up"]
+__all__ = [
+    "EMPTY",
+    "HALVES",
+    "PARTS",
+    "TURNS",
+    "TYPES",
+    "Program",
+    "Strides",
+    "down",
+    "integer",
+    "up",
+]
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -21,6 +32,10 @@ TYPES = {
     ElementKind.F64: "fp64",
 }
 HALVES = (ElementKind.F16, ElementKind.BF16)
+TURNS = 1 << 20
+"""More programs than this do not take turns (see `kernels.waiting`) ..."""
+PARTS = 1 << 15
+"""... nor does a counter count more parts."""
 
 
 @dataclass(frozen=True)

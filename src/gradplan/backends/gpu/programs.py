@@ -31,7 +31,7 @@ def prepare(
     if not made.steps:
         return made
     if device is None:
-        return replace(made, runner=Interpreter(made.steps))
+        return replace(made, runner=Interpreter(made.steps, made.counters))
     apart = Launcher(made.apart, device) if made.apart else None
     return replace(made, runner=Launcher(made.steps, device), apart_runner=apart)
 

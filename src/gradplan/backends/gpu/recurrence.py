@@ -9,9 +9,9 @@ from typing import Any
 from ...descriptors import ScanBackwardDescriptor
 from ...geometry import Dim, Nest, nest
 from ...kinds import ElementKind, ScanKind, TieRule
-from .launch import WORKSPACE, Argument, Int, Pointer, Step, all_registers
+from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
-from .program import EMPTY, Program, Strides, down, integer, up
+from .program import EMPTY, TURNS, Program, Strides, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
@@ -91,43 +91,62 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     layout = "columns" if columns else "rows"
     source = "" if kind is ScanKind.CUMSUM else "_from_y" if from_y else "_recomputed"
 
-    lines = (
-        not columns
-        and not recomputes
-        and all(mode in ("t", "n") for mode in modes)
-        and line.strides[lead] == 1
-    )
-    v = max(1, 16 // item)
-    if lines:
+    gates = ties is not None
+    lines = not recomputes and {*modes} <= ({"c", "n"} if columns else {"t", "n"})
+    if columns and lines and not resident:
+        for narrow in (False, True):
+            side, m, v, most = table.side_of(kind, desc.element, narrow)
+            r = min(up(beside.extent), max(1, side // size))
+            tiles = -(-beside.extent // r) * (row_count // beside.extent)
+            if tiles >= table.strips:
+                break
+        c = m * v
+        warps = max(1, min(most, r * m // 32))
+    elif lines and not columns:
+        v = max(1, 16 // item)
         tile, each = table.lines_of(kind, desc.element)
+        if wide and size == 1 and item == 4:  # f32 computed in f64
+            tile //= 2
         resident = length <= tile
         c = max(2 * v, min(length, tile))
         r = min(up(beside.extent), max(1, tile // c)) if resident else 1
         tiles = -(-beside.extent // r) * (row_count // beside.extent)
         warps = max(1, tile // (32 * each))
+    else:
+        lines = False
     along_tiles = -(-n // c)
+    window = table.side_window if columns else table.window
 
     def tile_step(
-        phase: str, steps: int, carries: Pointer | None = None, states: Pointer | None = None
+        phase: str,
+        steps: int,
+        carries: Pointer | None = None,
+        states: Pointer | None = None,
+        lead: int = 0,
     ) -> Step:
         if lines:
             return Step(
                 kernel="lines.scan_lines",
-                grid=tiles * -(-along_tiles // steps),
+                grid=tiles * -(-along_tiles // steps) * (2 if lead else 1),
                 arguments=(
                     *pointers,
                     ("carries", carries),
+                    ("counters", Pointer(COUNTERS, "i32") if lead else None),
                     *arguments,
                     ("steps", Int(steps, "i32")),
+                    ("lead", Int(lead, "i32")),
+                    ("window", Int(window, "i32")),
                 ),
                 constants=(
                     *(pair for pair in constants if pair[0] not in ("DY", "OUT")),
                     ("PHASE", phase),
                     ("FLIP", flip),
                     ("WIDE", wide),
+                    ("SIDE", columns),
                     ("R", r),
                     ("M", c // v),
                     ("V", v),
+                    ("K", joins if lead else 1),
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=warps,
@@ -152,8 +171,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             aligned=aligned,
         )
 
-    def program(steps: Sequence[Step], variant: str, why: str, workspace: int = 0) -> Program:
-        again = 2 if workspace else 1
+    def program(
+        steps: Sequence[Step], variant: str, why: str, workspace: int = 0, **more: Any
+    ) -> Program:
+        again = 2 if workspace and variant != "lagged" else 1  # or once more, from the cache
         return Program(
             steps=tuple(steps),
             runner=None,
@@ -166,6 +187,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             layout=layout,
             variant=variant + source,
             why=why,
+            **more,
         )
 
     if resident:
@@ -174,11 +196,13 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             "resident",
             f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
-    if tiles >= table.fill and not recomputes:
+    if tiles >= (table.scan_fill if lines else table.fill) and not recomputes:
         why = f"rows enough to fill the machine, each in tiles of {c} from its far end"
         return program([tile_step("whole", along_tiles)], "tiled", why)
     steps_each = 1
-    if not recomputes:
+    if lines:
+        steps_each = max((table.side_chunk if columns else table.lag_chunk) // c, 1)
+    elif not recomputes:
         # Carries are to be few beside the elements.
         steps_each = max(table.scan_chunk // c, along_tiles * tiles // (8 * table.fill), 1)
     chunks = -(-along_tiles // steps_each)
@@ -186,8 +210,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     carries = Pointer(WORKSPACE, "fp64")
     states = Pointer(WORKSPACE, "fp64", 16 * slots) if recomputes else None
     launches = []
-    gates = "" if ties is None else "open" if lines else "winners"
-    lanes = min(r, table.join_lanes)
+    lanes = r if lines else min(r, table.join_lanes)
+    joins = max(2, table.join // lanes)
+    if lines:  # the same in one launch, whose windows are whole numbers of them
+        joins = min(window, joins)
     common: list[tuple[str, Argument]] = [
         ("total", Int(slots)),
         ("tiles_along", Int(chunks, "i32")),
@@ -196,7 +222,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         ("FLIP", flip),
         ("R", r),
         ("J", lanes),
-        ("K", max(2, table.join // lanes)),
+        ("K", joins),
     ]
     if states is not None:
         x = next(value for name, value in pointers if name == "x")
@@ -242,17 +268,25 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             kernel="recurrence.join_carries",
             grid=tiles * (r // lanes),
             arguments=(("carries", carries), *common),
-            constants=(("GATES", gates), *joined),
-            warps=4,
+            constants=(("GATES", "" if not gates else "open" if lines else "winners"), *joined),
+            warps=warps if lines else 4,
         )
     )
     launches.append(tile_step("apply", steps_each, carries, states))
-    return program(
-        launches,
-        "split",
-        f"rows are cut into {chunks} chunks that meet through carries",
-        8 * slots * (2 + (2 if recomputes else 0)),
-    )
+    pieces = f"rows are cut into {chunks} chunks"
+    size = 8 * slots * (2 + (2 if recomputes else 0))
+    windows = -(-chunks // window)
+    if lines and table.scan_lag and kind in table.lagged_scans and 2 * tiles * chunks < TURNS:
+        ahead = min(tiles * chunks, max(min(chunks, window), table.scan_lag))
+        return program(
+            [tile_step("lagged", steps_each, carries, lead=ahead)],
+            "lagged",
+            f"{pieces}, read twice in one launch, the second time from the cache",
+            size + 16 * r * tiles * windows,
+            counters=1 + tiles * windows,
+            apart=tuple(launches),
+        )
+    return program(launches, "split", f"{pieces} that meet through carries", size)
 
 
 def _scan_warps(words: int, table: Table) -> int:
@@ -265,18 +299,19 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     n = shape[axis]
     rows = prod(shape) // n
     small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
-    words = 2 if desc.kind is ScanKind.CUMSUM else 4
+    words = 4  # carries, and states or what windows hand on
     bound = 0
     tile, _ = table.lines_of(desc.kind, desc.element)
+    columns = table.scan_chunk * small
+    if desc.kind is not ScanKind.CUMSUM:  # which may be recomputed
+        columns = min(columns, table.scan_column_few)
     for used, limit, step in (
         (True, table.scan_resident, table.scan_step),
-        (True, tile * small, tile * small),
-        (rows > 1, table.scan_columns, min(table.scan_column_few, table.scan_column_step)),
+        (True, tile // 2 * small, tile // 2 * small),
+        (rows > 1, table.scan_columns, min(columns, table.side_chunk // 2 * small)),
     ):
         if used and up(n) > limit // small:
             # Rows taken together are padded to a power of two: at most twice as many.
             most = 2 * rows * -(-n // max(2, step // small))
-            if desc.kind is ScanKind.CUMSUM:  # in chunks that just fill the machine
-                most = min(most, 2 * rows * (16 * table.fill + 1))
             bound = max(bound, 8 * words * most)
     return bound

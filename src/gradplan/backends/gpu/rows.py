@@ -8,11 +8,11 @@ from typing import Any
 
 from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescriptor
 from ...geometry import Dim, Nest, c_strides, nest
-from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
+from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, TieRule
 from ...registry import Engine
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
-from .program import EMPTY, HALVES, Program, Strides, down, integer, up
+from .program import EMPTY, HALVES, PARTS, TURNS, Program, Strides, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
@@ -20,7 +20,6 @@ __all__ = ["program", "workspace_bytes"]
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _TIGHT = ((ElementKind.F32, ReduceKind.MAX), (ElementKind.F32, ReduceKind.MIN))
 _FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
-_TURNS = 1 << 20  # the most programs that take turns
 
 
 def program(desc: Any, strides: Strides, table: Table) -> Program:
@@ -120,7 +119,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         parts: int = 1,
         known: int = 1,
         states: Pointer | None = None,
-        counters: Pointer | None = None,
+        lead: int = 0,
     ) -> Step:
         registers = 0
         every = n == c * parts and beside.extent % r == 0
@@ -130,19 +129,18 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             if desc.op in _FEW_REGISTERS and plain:  # two programs of the longest rows at a time
                 registers = 32
         elif every and set(modes) <= {"c", "r", "n"} and (desc.element, desc.op) in _TIGHT:
-            registers = table.joined_registers
-        if phase == "joined" and warps > 4:  # two programs a multiprocessor: see `Table.group`
-            registers = min(registers or 255, all_registers(2 * warps))
+            registers = table.lagged_registers
         return Step(
             kernel="rows.row_tiles",
-            grid=-(-beside.extent // r) * beside_tiles * parts,
+            grid=-(-beside.extent // r) * beside_tiles * parts * (2 if lead else 1),
             arguments=(
                 *pointers,
                 ("states", states),
-                ("counters", counters),
+                ("counters", Pointer(COUNTERS, "i32") if lead else None),
                 *arguments,
                 ("parts", Int(parts, "i32")),
                 ("known", Int(known, "i32")),
+                ("lead", Int(lead, "i32")),
             ),
             constants=(
                 *constants,
@@ -151,7 +149,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
                 ("C", c),
                 ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
-                ("K", 1 if phase == "whole" else max(1, min(table.join // r, table.group))),
+                ("K", 1 if known == 1 else up(table.cluster) if not lead else _joined(r, table)),
                 ("PAIRS", paired and every),
                 ("FULL", every),
             ),
@@ -178,11 +176,9 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    # The state of log-softmax reads dy alone: two reads of it are cheaper than waiting.
-    twice = columns and desc.op == SoftmaxKind.LOG_SOFTMAX
-    width = table.split_width if twice else table.joined_width
-    r = min(up(beside.extent), width) if columns else 1
-    room, warps = table.joined_of(desc.op, desc.element, columns)
+    room, warps = table.lagged_of(desc.op, desc.element, columns)
+    item = desc.element.size_bytes
+    r = min(up(beside.extent), max(1, table.lagged_width // item)) if columns else 1
     room //= many
     together = {"c" if columns else "t", "r", "n"}
     if not {*modes} <= together or (columns and alignment < 16):  # a pointer for each element
@@ -192,74 +188,68 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
-        if -(-n // c) <= table.group < -(-2 * n // c):
-            break
         c //= 2
-    if c * r == room and table.group < -(-n // c) <= 2 * table.group:
-        c *= 2
     parts = -(-n // c)
     warps = max(1, min(32, c * r // each))
     states = Pointer(WORKSPACE, "fp64")
-    size = 8 * slots * tiles * parts * r
-    few = parts <= table.group and not twice
-    if few:
-        apart = [
-            step("partial", r, c, warps, parts, parts, states),
-            step("apply", r, c, warps, parts, parts, states),
-        ]
-    else:
-        known = Pointer(WORKSPACE, "fp64", -(-size // 256) * 256)
-        lanes = min(r, table.join_lanes)
-        apart = [
-            step("partial", r, c, warps, parts, parts, states),
-            Step(
-                kernel="rows.join_rows",
-                grid=tiles * (r // lanes),
-                arguments=(
-                    ("states", states),
-                    ("joined", known),
-                    ("total", Int(tiles * parts * r)),
-                    ("parts", Int(parts, "i32")),
-                ),
-                constants=(
-                    ("KIND", desc.op.value),
-                    ("TIES", ties.value if ties else ""),
-                    ("R", r),
-                    ("J", lanes),
-                    ("K", max(2, table.join // lanes)),
-                ),
-                warps=4,
-            ),
-            step("apply", r, c, warps, parts, 1, known),
-        ]
-        size = known.offset + 8 * slots * tiles * r
     pieces = f"rows are cut into {parts} parts"
-    if parts <= table.cluster and not twice:
+    if parts <= table.cluster:
         return Program(
             steps=(step("cluster", r, c, warps, parts, parts, states),),
             runner=None,
-            workspace_bytes=size,
+            workspace_bytes=8 * slots * tiles * parts * r,
             reads=unread,
             layout=layout,
             variant="cluster",
             why=f"{pieces}, kept in registers by the programs of a cluster: one read",
         )
-    waits = table.waits and few and tiles * parts < _TURNS
-    joined = step("joined", r, c, warps, parts, parts, states, Pointer(COUNTERS, "i32"))
+    known = Pointer(WORKSPACE, "fp64", 8 * slots * tiles * parts * r)
+    apart = (
+        step("partial", r, c, warps, parts, 1, states),
+        Step(
+            kernel="rows.join_rows",
+            grid=tiles,
+            arguments=(
+                ("states", states),
+                ("joined", known),
+                ("total", Int(tiles * parts * r)),
+                ("parts", Int(parts, "i32")),
+            ),
+            constants=(
+                ("KIND", desc.op.value),
+                ("TIES", ties.value if ties else ""),
+                ("R", r),
+                ("K", _joined(r, table)),
+            ),
+            warps=warps,
+        ),
+        step("apply", r, c, warps, parts, 1, known),
+    )
+    twice = dict.fromkeys(("dy", "x", "y"), 2)
+    waits = table.lag > 0 and parts < PARTS and 2 * tiles * parts < TURNS
+    # So many tiles are read ahead that their states are known in time, and no more than the cache
+    # keeps, unless a row is longer.
+    lead = min(tiles * parts, max(parts, table.lag))
+    lagged = step("lagged", r, c, warps, parts, parts, states, lead)
     return Program(
-        steps=(joined,) if waits else tuple(apart),
-        apart=tuple(apart) if waits else (),
+        steps=(lagged,) if waits else apart,
+        apart=apart if waits else (),
         counters=1 + tiles if waits else 0,
         runner=None,
-        workspace_bytes=size,
-        reads=unread if waits else {**dict.fromkeys(("dy", "x", "y"), 2), **unread},
+        workspace_bytes=known.offset + 8 * slots * tiles * r,
+        reads=unread if waits and parts <= table.lag else {**twice, **unread},
         layout=layout,
-        variant="joined" if waits else "split",
-        why=f"{pieces}, whose programs wait for each other with their tiles in registers: one "
-        "read; plan.run reads twice while its stream is captured, and on a ninth stream"
+        variant="lagged" if waits else "split",
+        why=f"{pieces}, read twice in one launch, the second time from the cache"
+        + (" as far as it reaches" if parts > table.lag else "")
         if waits
         else f"{pieces}, whose states are joined in order: two reads",
     )
+
+
+def _joined(r: int, table: Table) -> int:
+    """So many parts of r rows are joined at a time."""
+    return max(2, table.join // r)
 
 
 def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int) -> int:
@@ -344,9 +334,9 @@ def workspace_bytes(desc: Any, table: Table) -> int:
     rows = prod(shape) // n
     if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
         return 0
-    wide = max(table.joined_width, table.split_width) if rows > 1 else 1
+    wide = max(1, table.lagged_width // desc.element.size_bytes) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
-    room = min(table.joined_of(desc.op, desc.element, columns)[0] for columns in (False, True))
+    room = min(table.lagged_of(desc.op, desc.element, columns)[0] for columns in (False, True))
     step = min(room, table.strided_tile // 2) // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * max(2, -(-n // max(2, step))) + 4 * table.fill * wide

@@ -140,13 +140,10 @@ def own_counters(device: int, stream: int, count: int) -> Any:
 
 
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
-# So many streams of a device may run programs that wait for each other. A multiprocessor has places
-# for two of them, and those of one row are at most a quarter of the multiprocessors
-# (`Table.group`): eight launches that each lack one program still leave room for it.
-_SEATS = 8
+_STREAMS = 32  # of a device have counters of their own
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.
 _counters: dict[tuple[int, int], list[Any]] = {}
-_seating = threading.Lock()
+_making = threading.Lock()
 
 
 def stream_counters(device: int, stream: int, count: int) -> int:
@@ -159,8 +156,8 @@ def stream_counters(device: int, stream: int, count: int) -> int:
         return 0
     found = _counters.get((device, stream))
     if found is None or found[-1].numel() < 4 * count:
-        with _seating:
-            if found is None and sum(one == device for one, _ in _counters) >= _SEATS:
+        with _making:
+            if found is None and sum(one == device for one, _ in _counters) >= _STREAMS:
                 return 0
             made = own_counters(device, stream, max(1024, 1 << (count - 1).bit_length()))
             found = _counters.setdefault((device, stream), [])

@@ -19,6 +19,10 @@ Lines = tuple[tuple[str, int, int, int, int], ...]
 """By kind ("" for the others): two sizes for halves, two for the other types."""
 
 
+Side = tuple[int, int, int, int]
+"""How many rows side by side, in how many lines each, of how many elements; and warps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Sizes are in elements of a tile, unless they say otherwise."""
@@ -37,26 +41,21 @@ class Table:
     """Neighbouring rows count so many times."""
     column_bytes: int
     """Neighbouring rows that stay in registers are taken together up to this many bytes."""
-    joined_rows: Lines
-    """Rows cut into parts, one program each: the elements of a part and its warps, for halves and
+    lagged_rows: Lines
+    """Rows cut into parts, a program each: the elements of a part and its warps, for halves and
     for f32; half as many of f64."""
-    joined_columns: Lines
+    lagged_columns: Lines
     """The same where neighbouring rows are cut together ..."""
-    joined_width: int
-    """... so many of them ..."""
-    split_width: int
-    """... or so many, in log-softmax, which is read twice."""
+    lagged_width: int
+    """... so many bytes of them."""
+    lag: int
+    """So many parts are read before the first is read again, from the cache; 0: in two launches."""
     strided_tile: int
     """The elements of a part, all operands together, that does not lie in runs."""
-    joined_registers: int
+    lagged_registers: int
     """The most registers a thread of theirs for max and min of f32; 0: as it comes."""
     cluster: int
     """The most programs of a cluster, 0 where the architecture has none."""
-    group: int
-    """The most programs that wait for each other; never more than a quarter of the
-    multiprocessors, each of which holds two or more: see `streams`."""
-    waits: bool
-    """Whether programs can wait for each other at all."""
     scan_tile: int
     """Short rows of a scan are put together up to this."""
     scan_resident: int
@@ -75,11 +74,31 @@ class Table:
     """... and walks the axis by this many steps at a time."""
     scan_column_few: int
     """Steps of a tile where the scan is recomputed."""
+    scan_fill: int
+    """So many programs fill the machine where each takes whole rows in lines."""
+    scan_lag: int
+    """So many chunks are read before the first is read again; 0: in two launches ..."""
+    lagged_scans: tuple[str, ...]
+    """... which takes the others no longer."""
+    lag_chunk: int
+    """Elements of a chunk of a row in lines that is cut."""
+    window: int
+    """So many chunks hand on their carries together; a power of two."""
     scan_chunk: int
     """The fewest steps of a chunk of a longer row that is cut."""
     lines: Lines
     """Rows of a scan that lie one element after the other: the tile and the elements a thread, for
     halves and for the other types."""
+    side: tuple[tuple[str, Side, Side], ...]
+    """Rows of a scan that lie side by side, for halves and for the other types ..."""
+    narrow_side: tuple[tuple[str, Side, Side], ...]
+    """... and where that makes fewer tiles ..."""
+    strips: int
+    """... than so many."""
+    side_chunk: int
+    """The elements of such a row in a chunk ..."""
+    side_window: int
+    """... so many of which hand on their carries together."""
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
@@ -112,9 +131,17 @@ class Table:
         """The tile of a scan's rows, and the elements a thread takes of it."""
         return _line_of(self.lines, kind, element)
 
-    def joined_of(self, kind: str, element: ElementKind, columns: bool) -> tuple[int, int]:
+    def side_of(self, kind: str, element: ElementKind, narrow: bool) -> Side:
+        """The tile of a scan's rows that lie side by side."""
+        half = element in (ElementKind.F16, ElementKind.BF16)
+        for name, halves, others in self.narrow_side if narrow else self.side:
+            if name in ("", kind):
+                return halves if half else others
+        raise KeyError(kind)
+
+    def lagged_of(self, kind: str, element: ElementKind, columns: bool) -> tuple[int, int]:
         """The elements of a part of a row or of rows side by side, and its warps."""
-        lines = self.joined_columns if columns else self.joined_rows
+        lines = self.lagged_columns if columns else self.lagged_rows
         tile, warps = _line_of(lines, kind, element)
         return (tile // 2 if element is ElementKind.F64 else tile), warps
 
@@ -136,30 +163,24 @@ _SM_90 = Table(
     packed=16384,
     column_factor=4,
     column_bytes=128,
-    joined_rows=(
-        ("softmax", 8192, 4, 8192, 4),
-        ("log_softmax", 8192, 4, 4096, 4),
-        ("prod", 8192, 4, 4096, 4),
-        ("max", 16384, 8, 8192, 4),
-        ("min", 16384, 8, 8192, 4),
-        ("var", 16384, 2, 16384, 4),
+    lagged_rows=(
+        ("softmax", 16384, 8, 8192, 4),
+        ("max", 16384, 8, 16384, 8),
+        ("min", 16384, 8, 16384, 8),
+        ("prod", 16384, 8, 16384, 4),
+        ("log_softmax", 16384, 8, 16384, 4),
         ("", 16384, 4, 16384, 4),
     ),
-    joined_columns=(
-        ("softmax", 8192, 4, 8192, 8),
-        ("log_softmax", 16384, 4, 8192, 4),
-        ("prod", 16384, 4, 8192, 4),
-        ("max", 16384, 4, 8192, 8),
-        ("min", 16384, 4, 8192, 8),
+    lagged_columns=(
+        ("log_softmax", 8192, 4, 4096, 4),
+        ("prod", 16384, 4, 16384, 4),
         ("", 16384, 4, 8192, 4),
     ),
-    joined_width=32,
+    lagged_width=128,
+    lag=352,
     strided_tile=4096,
-    split_width=64,
-    joined_registers=64,
+    lagged_registers=0,
     cluster=8,
-    group=32,
-    waits=True,
     scan_tile=1024,
     scan_resident=4096,
     scan_step=1024,
@@ -169,12 +190,32 @@ _SM_90 = Table(
     scan_column_bytes=1024,
     scan_column_step=4,
     scan_column_few=64,
+    scan_fill=192,
+    scan_lag=800,
+    lagged_scans=("cumsum", "cummax", "cummin"),
+    lag_chunk=16384,
+    window=256,
     scan_chunk=32,
+    side=(
+        ("cumsum", (64, 16, 16, 4), (64, 8, 16, 4)),
+        ("cumprod", (32, 16, 8, 4), (32, 8, 8, 4)),
+        ("log_cumsum_exp", (32, 16, 8, 4), (32, 8, 8, 4)),
+        ("", (32, 16, 8, 8), (32, 8, 8, 4)),
+    ),
+    narrow_side=(
+        ("cumsum", (16, 64, 8, 4), (16, 32, 8, 4)),
+        ("cumprod", (16, 16, 8, 2), (32, 16, 8, 4)),
+        ("log_cumsum_exp", (16, 32, 8, 4), (32, 8, 8, 4)),
+        ("", (32, 16, 8, 4), (16, 16, 8, 4)),
+    ),
+    strips=512,
+    side_chunk=512,
+    side_window=64,
     lines=(
-        ("cumsum", 2048, 32, 2048, 32),
+        ("cumsum", 4096, 32, 4096, 32),
         ("cumprod", 1024, 16, 1024, 8),
-        ("log_cumsum_exp", 512, 16, 512, 8),
-        ("", 512, 8, 1024, 8),
+        ("log_cumsum_exp", 1024, 32, 1024, 8),
+        ("", 1024, 8, 1024, 8),
     ),
     thread_words=32,
     sort_block=1024,
@@ -199,15 +240,13 @@ _INTERPRETER = Table(
     packed=1 << 30,
     column_factor=1,
     column_bytes=16,
-    joined_rows=(("", 128, 4, 64, 4),),
-    joined_columns=(("", 128, 4, 64, 4),),
-    joined_width=4,
+    lagged_rows=(("", 128, 4, 64, 4),),
+    lagged_columns=(("", 128, 4, 64, 4),),
+    lagged_width=16,
+    lag=5,
     strided_tile=128,
-    split_width=8,
-    joined_registers=0,
+    lagged_registers=0,
     cluster=0,
-    group=4,
-    waits=False,
     scan_tile=64,
     scan_resident=64,
     scan_step=32,
@@ -217,7 +256,17 @@ _INTERPRETER = Table(
     scan_column_bytes=64,
     scan_column_step=4,
     scan_column_few=8,
+    scan_fill=3,
+    scan_lag=5,
+    lagged_scans=("cumsum", "cumprod", "cummax", "log_cumsum_exp"),
+    lag_chunk=64,
+    window=4,
     scan_chunk=8,
+    side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
+    narrow_side=(("", (4, 2, 4, 1), (2, 4, 2, 1)),),
+    strips=3,
+    side_chunk=12,
+    side_window=2,
     lines=(("", 32, 1, 32, 1),),
     thread_words=32,
     sort_block=32,
@@ -246,7 +295,7 @@ def table_of(arch: str, processors: int | None = None) -> Table:
     table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else _SM_90)
     if processors is None or processors == _PROCESSORS:
         return table
-    return replace(table, fill=2 * processors, group=min(table.group, processors // 4))
+    return replace(table, fill=2 * processors)
 
 
 @contextmanager

@@ -194,18 +194,17 @@ def join(
     total,
     parts,
     R: tl.constexpr,
-    J: tl.constexpr,
     K: tl.constexpr,
 ):
-    """The states of J rows, from what their parts [part, R] have published, in an order that
+    """The states of R rows, from what their parts [part, R] have published, in an order that
     depends on their number alone."""
-    lane = tl.arange(0, J)[:, None]
+    lane = tl.arange(0, R)[:, None]
     EMPTY: tl.constexpr = (
         1.0 if KIND == "prod" else _FAR if TIES == "first" else -1.0 if TIES == "last" else 0.0
     )
-    s0 = tl.full((J, K), EMPTY, tl.float64)
-    s1 = tl.zeros((J, K), tl.float64)
-    s2 = tl.zeros((J, K), tl.float64)
+    s0 = tl.full((R, K), EMPTY, tl.float64)
+    s1 = tl.zeros((R, K), tl.float64)
+    s2 = tl.zeros((R, K), tl.float64)
     for k in range(0, parts, K):
         one = k + tl.arange(0, K)[None, :]
         mask = one < parts
@@ -215,7 +214,7 @@ def join(
         if KIND == "prod":
             odd = t0 != t0
             t0, e = plain_parts(t0)
-            t1, t2 = e.to(tl.float64), tl.zeros((J, K), tl.float64)
+            t1, t2 = e.to(tl.float64), tl.zeros((R, K), tl.float64)
             if tl.max(tl.max(odd.to(tl.int32), 1), 0) > 0:
                 slot += total
                 t0 = tl.where(odd, tl.load(slot, mask=odd, other=1.0, cache_modifier=".cg"), t0)

@@ -1,17 +1,21 @@
-"""The engine *recurrence* for rows that lie in memory one element after the other.
+"""The engine *recurrence* for rows that lie in memory one element after the other, or side by side.
 
-A thread takes a line of V neighbouring elements in one load and runs the recurrence through them
-in registers; only what each line does to an S that arrives from behind goes through a scan across
+A thread takes a line, V neighbouring elements of a row, and runs the recurrence through them in
+registers; only what each line does to an S that arrives from behind goes through a scan across
 threads. Lines are numbered from the far end of the axis, so that scan runs forwards. A
 neighbour's x or y is the next register, or at the end of a line one more load.
+
+Where rows lie side by side (SIDE), the elements of a line come by V loads, each of which takes
+neighbouring rows together; otherwise by one.
 """
 
 import triton
 import triton.language as tl
 
 from .arithmetic import exp_of_difference
-from .recurrence import beats, careful_logs, extremum
-from .tiles import outer_offset
+from .recurrence import affine, beats, careful_logs, extremum, join_span
+from .tiles import outer_offset, policy
+from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
 _INFINITY = tl.constexpr(float("inf"))
 _RANGE = tl.constexpr(40.0)
@@ -52,10 +56,23 @@ def behind_affine(a1, s1, b1, p1, a2, s2, b2, p2):
 
 @triton.jit
 def behind_gated(a1, s1, b1, p1, a2, s2, b2, p2):
-    """The same with gates: 1 lets S through, 0 does not; a choice, never a product."""
-    s = s2 + tl.where(a2 != 0, s1, 0.0)
-    p = p2 + tl.where(b2 != 0, s1, 0.0)
-    return a1 & a2, s, a1 & b2, p
+    """The same with gates: all bits set let S through, none do not; a choice, never a product."""
+    return a1 & a2, s2 + chosen(a2, s1), a1 & b2, p2 + chosen(b2, s1)
+
+
+@triton.jit
+def last_gated(a1, s1, a2, s2):
+    """The same for the last alone."""
+    return a1 & a2, s2 + chosen(a2, s1)
+
+
+@triton.jit
+def chosen(gate, value):
+    """A value, or 0, by its bits."""
+    if value.dtype == tl.float32:
+        return (value.to(tl.int32, bitcast=True) & gate).to(tl.float32, bitcast=True)
+    else:
+        return tl.where(gate != 0, value, 0.0)
 
 
 @triton.jit
@@ -66,7 +83,8 @@ def through(MODE: tl.constexpr, s, a, arriving):
     elif MODE == "affine":
         return s + a * arriving
     else:
-        return s + tl.where(a != 0, arriving, 0.0)
+        a, arriving = tl.broadcast(a, arriving)
+        return s + chosen(a, arriving)
 
 
 @triton.jit
@@ -88,18 +106,69 @@ def shifted(columns, edge, UP: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def line_of(pointer, base, index, mask, FULL: tl.constexpr):
-    if FULL:
-        return tl.load(pointer + base[:, None] + index)
+def row_base(outer, rows, dims, steps, SIDE: tl.constexpr):
+    """Where each row starts; side by side they are neighbours."""
+    if SIDE:
+        return outer_offset(outer, dims, steps) + rows.to(tl.int64)
     else:
-        return tl.load(pointer + base[:, None] + index, mask=mask, other=0.0)
+        return outer_offset(outer, dims, steps) + rows.to(tl.int64) * steps[0]
 
 
 @triton.jit
-def edge_of(pointer, base, place, row_mask, n, TYPE: tl.constexpr):
+def along(index, steps, SIDE: tl.constexpr):
+    """How far a place on the axis is from its start."""
+    if SIDE:
+        return index.to(tl.int64) * steps[0]
+    else:
+        return index
+
+
+@triton.jit
+def line_of(
+    pointer, base, steps, start, row_mask, n, TYPE: tl.constexpr,
+    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
+):  # fmt: skip
+    """The V elements of each line, in memory order; 0 where there are none."""
+    kept: tl.constexpr = policy(SPENT)
+    if SIDE:
+        found = ()
+        for j in tl.static_range(0, V):
+            source = pointer + base + along(start + j, steps, SIDE)
+            if FULL:
+                value = tl.load(source, eviction_policy=kept)
+            else:
+                mask = row_mask & (start + j < n)
+                value = tl.load(source, mask=mask, other=0.0, eviction_policy=kept)
+            found = found + (value.to(TYPE),)
+        return found
+    else:
+        index = start[:, None] + tl.arange(0, V)[None, :]
+        source = pointer + base[:, None] + index
+        if FULL:
+            value = tl.load(source, eviction_policy=kept)
+        else:
+            mask = row_mask[:, None] & (index < n)
+            value = tl.load(source, mask=mask, other=0.0, eviction_policy=kept)
+        return columns_of(value.to(TYPE), L, V)
+
+
+@triton.jit
+def edge_of(pointer, base, steps, place, row_mask, n, TYPE: tl.constexpr, SIDE: tl.constexpr):
     """One element a line, beside it; 0 where the row ends."""
     there = row_mask & (place >= 0) & (place < n)
-    return tl.load(pointer + base + place, mask=there, other=0.0).to(TYPE)
+    return tl.load(pointer + base + along(place, steps, SIDE), mask=there, other=0.0).to(TYPE)
+
+
+@triton.jit
+def tiled(values, SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
+    """What each line has, as [rows, lines], or [lines, rows] where rows lie side by side."""
+    return tl.reshape(values, (M, R) if SIDE else (R, M))
+
+
+@triton.jit
+def spread(values, SIDE: tl.constexpr):
+    """What each row has, for all its lines."""
+    return values[None, :] if SIDE else values[:, None]
 
 
 @triton.jit
@@ -109,6 +178,7 @@ def scan_lines(
     y,
     out,
     carries,
+    counters,
     row_dims,
     row_dy,
     row_x,
@@ -121,6 +191,8 @@ def scan_lines(
     axis_out,
     n,
     steps,
+    lead,
+    window,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
     ELEMENT: tl.constexpr,
@@ -129,39 +201,118 @@ def scan_lines(
     PHASE: tl.constexpr,
     FLIP: tl.constexpr,
     WIDE: tl.constexpr,
+    SIDE: tl.constexpr,
     R: tl.constexpr,
     M: tl.constexpr,
     V: tl.constexpr,
+    K: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """`steps` tiles of M lines a row, R rows a program; the phases are those of `scan_tile`."""
+    """`steps` tiles of M lines a row, R rows a program; the phases are those of `scan_tile`.
+
+    PHASE "lagged": every chunk is read twice, by two programs of one launch, the second so shortly
+    after the first that it finds the chunk in the cache. In between the last of `window` chunks
+    joins their carries, and hands on what leaves them in `links`, behind the carries.
+    """
+    tiles_along = tl.cdiv(n, M * V)
+    chunks = tl.cdiv(tiles_along.to(tl.int32), steps)  # programs are counted in 32 bits
+    pid = tl.program_id(0)
+    if PHASE == "lagged":
+        count = tl.num_programs(0) // 2
+        second, pid = alternate(turn(counters), count, lead)
+        tile = pid // chunks
+        place = pid % chunks  # from the far end
+        windows = tl.cdiv(chunks, window)
+        number = place // window
+        members = tl.minimum(window, chunks - number * window)
+        counter = counters + 1 + tile * windows + number
+        chunk = place if FLIP else chunks - 1 - place
+        total = count.to(tl.int64) * R
+        if second:
+            lines_chunk(
+                dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
+                axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
+                KIND, TIES, ELEMENT, X, Y, "second", FLIP, WIDE, SIDE, R, M, V, FULL,
+            )  # fmt: skip
+            leave(counter, members + (number + 1 < windows).to(tl.int32))
+        else:
+            lines_chunk(
+                dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
+                axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
+                KIND, TIES, ELEMENT, X, Y, "partial", FLIP, WIDE, SIDE, R, M, V, FULL,
+            )  # fmt: skip
+            if arrive(counter, members):
+                lane = tl.arange(0, R)
+                s = tl.zeros((R,), tl.float64)
+                gate = tl.zeros((R,), tl.float64)
+                links = carries + 2 * total + (tile.to(tl.int64) * windows + number) * 2 * R + lane
+                if number > 0:
+                    await_opening(counter - 1)
+                    s = tl.load(links - 2 * R, cache_modifier=".cg")
+                    gate = tl.load(links - R, cache_modifier=".cg")
+                    leave(counter - 1, window + 1)
+                s, gate = join_span(
+                    carries, total, tile, chunks, number * window, members, lane, s, gate,
+                    gates_of(KIND), FLIP, R, R, K,
+                )  # fmt: skip
+                tl.store(links, s)
+                tl.store(links + R, gate)
+                open_up(counter, members)
+    else:
+        if PHASE == "apply":
+            # The last chunks that were read are the first to be mapped.
+            pid = tl.num_programs(0) - 1 - pid
+        lines_chunk(
+            dy, x, y, out, carries, counters, row_dims, row_dy, row_x, row_y, row_out,
+            axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, pid // chunks, pid % chunks,
+            chunks, tl.num_programs(0).to(tl.int64) * R,
+            KIND, TIES, ELEMENT, X, Y, PHASE, FLIP, WIDE, SIDE, R, M, V, FULL,
+        )  # fmt: skip
+
+
+@triton.jit
+def lines_chunk(
+    dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
+    axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, X: tl.constexpr,
+    Y: tl.constexpr, PHASE: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """A chunk of a tile of rows, from its far end; "second" is the second read of "lagged"."""
     C: tl.constexpr = M * V
     L: tl.constexpr = R * M
     UP: tl.constexpr = not FLIP
-    TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     MODE: tl.constexpr = mode_of(KIND)
+    # The elements of a line nearest the row's two ends.
+    FAR: tl.constexpr = V - 1 if UP else 0
+    NEAR: tl.constexpr = V - 1 - FAR
+    SPENT: tl.constexpr = PHASE == "second"
+    # Factors rounded one by one add up their errors: of long rows of halves, those of whole lines
+    # are multiplied in f64, and everything is of the other types.
+    EXACT: tl.constexpr = WIDE and MODE == "affine" and (ELEMENT == "f16" or ELEMENT == "bf16")
+    TYPE: tl.constexpr = tl.float64 if WIDE and not EXACT else tl.float32
+    ACROSS: tl.constexpr = tl.float64 if WIDE else tl.float32
+    AXIS: tl.constexpr = 0 if SIDE else 1
     tiles_along = tl.cdiv(n, C)
-    chunks = tl.cdiv(tiles_along.to(tl.int32), steps)  # programs are counted in 32 bits
-    pid = tl.program_id(0)
-    if PHASE == "apply":
-        # The last chunks that were read are the first to be mapped.
-        pid = tl.num_programs(0) - 1 - pid
-    chunk = pid % chunks
-    tile = (pid // chunks).to(tl.int64)
+    tile = tile.to(tl.int64)
     tiles = tl.cdiv(row_dims[0], R)
     outer = tile // tiles
     line = tl.arange(0, L)
-    rows = (tile % tiles) * R + line // M
+    if SIDE:
+        rows = (tile % tiles) * R + line % R
+        number = line // R
+    else:
+        rows = (tile % tiles) * R + line // M
+        number = line % M
     row_mask = rows < row_dims[0]
-    dy_base = outer_offset(outer, row_dims, row_dy) + rows.to(tl.int64) * row_dy[0]
-    out_base = outer_offset(outer, row_dims, row_out) + rows.to(tl.int64) * row_out[0]
+    dy_base = row_base(outer, rows, row_dims, row_dy, SIDE)
+    out_base = row_base(outer, rows, row_dims, row_out, SIDE)
     if X != "n":
-        x_base = outer_offset(outer, row_dims, row_x) + rows.to(tl.int64) * row_x[0]
+        x_base = row_base(outer, rows, row_dims, row_x, SIDE)
     if Y != "n":
-        y_base = outer_offset(outer, row_dims, row_y) + rows.to(tl.int64) * row_y[0]
+        y_base = row_base(outer, rows, row_dims, row_y, SIDE)
     lane = tl.arange(0, R)
     slot = (tile * chunks + chunk) * R + lane
-    total = tl.num_programs(0).to(tl.int64) * R
     carry = tl.zeros((R,), tl.float64)
     factor = tl.full((R,), 1.0, tl.float64)
     if PHASE == "apply":
@@ -169,10 +320,10 @@ def scan_lines(
     begin_part = chunk.to(n.dtype) * steps
     count = tl.minimum(steps, tiles_along - begin_part)
     if FLIP:
-        block = line % M
+        block = number
     else:
-        block = M - 1 - line % M
-    nearest = (tl.arange(0, M) == M - 1)[None, :]
+        block = M - 1 - number
+    nearest = spread(tl.arange(0, M) == M - 1, not SIDE)
     for step in range(0, count):
         if FLIP:
             part = begin_part + step
@@ -184,22 +335,21 @@ def scan_lines(
             carried = begin_part * 0 + step > 0  # within the chunk alone
         begin = part.to(n.dtype) * C
         start = begin + block * V
-        index = start[:, None] + tl.arange(0, V)[None, :]
-        mask = row_mask[:, None] & (index < n)
         after = start + V if UP else start - 1
         before = start - 1 if UP else start + V
-        arriving = carry
-        d = columns_of(line_of(dy, dy_base, index, mask, FULL).to(TYPE), L, V)
+        last = tl.minimum(begin + C, n) - 1
+        d = line_of(
+            dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT
+        )  # fmt: skip
         if KIND == "log_cumsum_exp":
-            u = columns_of(line_of(x, x_base, index, mask, FULL).to(TYPE), L, V)
-            v = columns_of(line_of(y, y_base, index, mask, FULL).to(TYPE), L, V)
-            last = tl.minimum(begin + C, n) - 1
+            u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+            v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
             near_end = begin if UP else last
             far_end = last if UP else begin
             past = last + 1 if UP else begin - 1
             # y never falls, and a NaN stays: its ends tell all.
-            low = edge_of(y, y_base, near_end + block * 0, row_mask, n, TYPE)
-            high = edge_of(y, y_base, far_end + block * 0, row_mask, n, TYPE)
+            low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
+            high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
             usual = (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
             ref = tl.where(row_mask, (high + low) * 0.5, 0.0)
             g = ()
@@ -209,37 +359,40 @@ def scan_lines(
                     term = tl.where(start + j < n, term, 0.0)
                 g = g + (term,)
             d = g
-            one = line % M == M - 1
-            ref_row = picked(ref, one, R, M)
-            own = tl.exp(picked(low, one, R, M) - ref_row)
+            one = tiled(number == M - 1, SIDE, R, M)
+            ref_row = picked(tiled(ref, SIDE, R, M), one, AXIS).to(tl.float64)
+            own = tl.exp(picked(tiled(low, SIDE, R, M), one, AXIS).to(tl.float64) - ref_row)
             onward = own
             if PHASE != "resident":
-                y_past = edge_of(y, y_base, past + block * 0, row_mask, n, TYPE)
-                onward = tl.exp(ref_row - picked(y_past, one, R, M))
-                arriving = carry * onward
+                y_past = edge_of(y, y_base, axis_y, past + block * 0, row_mask, n, TYPE, SIDE)
+                y_past = picked(tiled(y_past, SIDE, R, M), one, AXIS).to(tl.float64)
+                onward = tl.exp(ref_row - y_past)
         # c of each place, in memory order: what S of the next place is multiplied by, or gated.
         c = d
         if MODE == "affine":
-            u = columns_of(line_of(x, x_base, index, mask, FULL).to(TYPE), L, V)
-            c = shifted(u, edge_of(x, x_base, after, row_mask, n, TYPE), UP, V)
-            w = columns_of(line_of(y, y_base, index, mask, FULL).to(TYPE), L, V)
-            w = shifted(w, edge_of(y, y_base, before, row_mask, n, TYPE), FLIP, V)
+            u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+            edge = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
+            c = shifted(u, edge, UP, V)
+            if PHASE != "partial":
+                w = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+                edge = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
+                w = shifted(w, edge, FLIP, V)
         elif MODE == "gate":
-            v = columns_of(line_of(y, y_base, index, mask, FULL).to(TYPE), L, V)
-            y_after = edge_of(y, y_base, after, row_mask, n, TYPE)
+            v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+            y_after = edge_of(y, y_base, axis_y, after, row_mask, n, TYPE, SIDE)
             wins = ()
             if TIES == "first":
-                y_before = edge_of(y, y_base, before, row_mask, n, TYPE)
+                y_before = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 m = shifted(v, y_before, FLIP, V)
                 for j in tl.static_range(0, V):
                     wins = wins + (beats(TIES, extremum(KIND, v[j]), extremum(KIND, m[j])),)
                 nearer = v[V - 1] if UP else v[0]
                 wins_after = beats(TIES, extremum(KIND, y_after), extremum(KIND, nearer))
             else:
-                u = columns_of(line_of(x, x_base, index, mask, FULL).to(TYPE), L, V)
+                u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
                 for j in tl.static_range(0, V):
                     wins = wins + ((u[j] == v[j]) | (u[j] != u[j]),)
-                x_after = edge_of(x, x_base, after, row_mask, n, TYPE)
+                x_after = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
                 wins_after = (x_after == y_after) | (x_after != x_after)
             c = shifted(wins, wins_after, UP, V)
         # Through the line, from the far side: (a, s) for all behind the line.
@@ -256,12 +409,18 @@ def scan_lines(
         else:
             f = ()
             for j in tl.static_range(0, V):
-                next_place = start + j + 1 if UP else start + j - 1
-                exists = (next_place >= 0) & (next_place < n)
+                gate = c[j]
+                if not FULL or j == FAR:  # the row may end here
+                    next_place = start + j + 1 if UP else start + j - 1
+                    exists = (next_place >= 0) & (next_place < n)
+                    if MODE == "affine":
+                        gate = tl.where(exists, gate, 1.0)
+                    else:
+                        gate = gate & exists
                 if MODE == "affine":
-                    f = f + (tl.where(exists, c[j], 1.0),)
+                    f = f + (gate,)
                 else:
-                    f = f + ((~(c[j] & exists)).to(tl.int32) & 1,)
+                    f = f + (tl.where(gate, 0, -1),)
             if not FULL:
                 kept = ()
                 for j in tl.static_range(0, V):
@@ -281,51 +440,74 @@ def scan_lines(
                     a = a + (joined(MODE, f[j], a[j - 1]),)
         leaving = s[0] if UP else s[V - 1]
         gain = a[0] if UP else a[V - 1]
+        if EXACT:
+            gain = exact_product(f, V)
         # Across lines.
-        leaving = tl.reshape(leaving, (R, M))
+        leaving = tiled(leaving, SIDE, R, M).to(ACROSS)
+        nothing = tl.zeros_like(leaving)
+        if PHASE == "second":
+            if step == 0:
+                await_opening(counter)
+                carry = tl.load(carries + slot, cache_modifier=".cg")
+        arriving = carry
+        if KIND == "log_cumsum_exp" and PHASE != "resident":
+            arriving = carry * onward
+        arriving = spread(tl.where(carried, arriving, 0.0).to(ACROSS), SIDE)
         if MODE == "sum":
-            all_s, behind = tl.associative_scan((leaving, tl.zeros((R, M), TYPE)), 1, behind_sum)
+            if PHASE == "partial":
+                all_s, behind = spread(tl.sum(leaving, AXIS), SIDE), nothing
+            else:
+                all_s, behind = tl.associative_scan((leaving, nothing), AXIS, behind_sum)
             if PHASE != "resident":
-                more = tl.where(carried, arriving, 0.0)[:, None]
-                behind = tl.where(carried, behind + more.to(TYPE), behind)
-                all_s = tl.where(carried, all_s + more.to(TYPE), all_s)
-            total_s = picked_row(all_s, nearest)
+                behind = tl.where(carried, behind + arriving, behind)
+                all_s = tl.where(carried, all_s + arriving, all_s)
             total_a = tl.full((R,), 1.0, tl.float64)
+            total_s = picked(all_s, nearest, AXIS)
         else:
-            gain = tl.reshape(gain, (R, M))
+            gain = tiled(gain, SIDE, R, M)
             if MODE == "affine":
+                gain = gain.to(ACROSS)
+            b = tl.zeros_like(gain) + (1 if MODE == "affine" else -1)
+            behind = nothing
+            if PHASE == "partial" and MODE == "affine":
+                all_a, all_s = tl.associative_scan((gain, leaving), AXIS, affine)
+            elif PHASE == "partial":
+                all_a, all_s = tl.associative_scan((gain, leaving), AXIS, last_gated)
+            elif MODE == "affine":
                 all_a, all_s, b, behind = tl.associative_scan(
-                    (gain, leaving, tl.full((R, M), 1.0, TYPE), tl.zeros((R, M), TYPE)),
-                    1,
-                    behind_affine,
+                    (gain, leaving, b, nothing), AXIS, behind_affine
                 )
             else:
                 all_a, all_s, b, behind = tl.associative_scan(
-                    (gain, leaving, tl.full((R, M), 1, tl.int32), tl.zeros((R, M), TYPE)),
-                    1,
-                    behind_gated,
+                    (gain, leaving, b, nothing), AXIS, behind_gated
                 )
             if PHASE != "resident":
-                more = carry[:, None].to(TYPE)
-                behind = tl.where(carried, through(MODE, behind, b, more), behind)
-                all_s = tl.where(carried, through(MODE, all_s, all_a, more), all_s)
-            total_s = picked_row(all_s, nearest)
-            total_a = picked_row(all_a, nearest)
-        behind = tl.reshape(behind, (L,))
+                behind = tl.where(carried, through(MODE, behind, b, arriving), behind)
+                all_s = tl.where(carried, through(MODE, all_s, all_a, arriving), all_s)
+            total_s = picked(all_s, nearest, AXIS)
+            total_a = picked(all_a, nearest, AXIS)
+            if MODE == "gate":
+                total_a = tl.where(total_a != 0, 1.0, 0.0)
+        behind = tl.reshape(behind, (L,)).to(TYPE)
         if PHASE != "partial":
             results = ()
             for j in tl.static_range(0, V):
                 S = through(MODE, s[j], a[j], behind)
                 if KIND == "cumprod":
-                    previous = start + j - 1 if UP else start + j + 1
-                    has_prev = (previous >= 0) & (previous < n)
-                    S = tl.where(has_prev, w[j], 1.0) * S
+                    weight = w[j]
+                    if not FULL or j == NEAR:
+                        previous = start + j - 1 if UP else start + j + 1
+                        weight = tl.where((previous >= 0) & (previous < n), weight, 1.0)
+                    S = weight * S
                 elif KIND == "log_cumsum_exp":
                     e = exp_of_difference(u[j], ref, ELEMENT)
                     S = tl.where(u[j] == -_INFINITY, 0.0, e * S)
                 elif MODE == "gate":
-                    starts = start + j == 0 if UP else start + j == n - 1
-                    S = tl.where(wins[j] | starts, S, 0.0)
+                    if not FULL or j == NEAR:
+                        begins = start + j == 0 if UP else start + j == n - 1
+                        S = tl.where(wins[j] | begins, S, 0.0)
+                    else:
+                        S = tl.where(wins[j], S, 0.0)
                 results = results + (S,)
         if KIND == "log_cumsum_exp":
             # What overflows, or is not finite in dy, shows at the first place.
@@ -336,7 +518,10 @@ def scan_lines(
             new_a = own * onward
             if ok == 1:
                 if PHASE != "partial":
-                    store_lines(out, out_base, index, mask, results, L, V, FULL)
+                    store_lines(
+                        out, out_base, axis_out, start, row_mask, n, results,
+                        SIDE, L, V, FULL, SPENT,
+                    )  # fmt: skip
             else:
                 span = begin + tl.arange(0, C)
                 row_lane = (tile % tiles) * R + lane
@@ -344,24 +529,36 @@ def scan_lines(
                 s_in = tl.zeros((R,), tl.float64)
                 if PHASE != "resident":
                     s_in = tl.where(carried, carry, 0.0)
+                HOW: tl.constexpr = "c" if SIDE else "t"
                 new_a, new_s = careful_logs(
                     (dy, x, y, out),
                     (row_dims, row_dy, axis_dims, axis_dy),
                     (row_dims, row_x, axis_dims, axis_x),
                     (row_dims, row_y, axis_dims, axis_y),
                     (row_dims, row_out, axis_dims, axis_out),
-                    at, n, s_in, "t", "t", "t", "t", PHASE, FLIP, R, C,
+                    at, n, s_in, HOW, HOW, HOW, HOW, PHASE, FLIP, R, C,
                 )  # fmt: skip
             carry = new_s
             factor = factor * new_a
         else:
             if PHASE != "partial":
-                store_lines(out, out_base, index, mask, results, L, V, FULL)
+                store_lines(
+                    out, out_base, axis_out, start, row_mask, n, results, SIDE, L, V, FULL, SPENT
+                )  # fmt: skip
             carry = total_s.to(tl.float64)
             factor = factor * total_a.to(tl.float64)
     if PHASE == "partial":
         tl.store(carries + slot, carry)
         tl.store(carries + total + slot, factor)
+
+
+@triton.jit
+def exact_product(f, V: tl.constexpr):
+    """The product of V halves in f64. Two of them multiply in f32 without a rounding."""
+    made = (f[0] * f[1]).to(tl.float64)
+    for j in tl.static_range(1, V // 2):
+        made = made * (f[2 * j] * f[2 * j + 1]).to(tl.float64)
+    return made
 
 
 @triton.constexpr_function
@@ -370,28 +567,48 @@ def mode_of(kind):
     return {"cumprod": "affine", "cummax": "gate", "cummin": "gate"}.get(kind, "sum")
 
 
+@triton.constexpr_function
+def gates_of(kind):
+    """How carries of a kind are joined: see `join_span`."""
+    return "open" if mode_of(kind) == "gate" else ""
+
+
 @triton.jit
-def picked_row(values, chosen):
+def picked(values, one, AXIS: tl.constexpr):
     """The value of each row at the one chosen line: picked, never multiplied."""
-    return tl.sum(tl.where(chosen, values, tl.zeros_like(values)), 1)
-
-
-@triton.jit
-def picked(values, chosen, R: tl.constexpr, M: tl.constexpr):
-    """The same for values of shape [R · M], in f64."""
-    return tl.sum(tl.reshape(tl.where(chosen, values, 0.0), (R, M)), 1).to(tl.float64)
+    if values.shape[AXIS] == 1:
+        return tl.reshape(values, (values.numel,))
+    else:
+        return tl.sum(tl.where(one, values, tl.zeros_like(values)), AXIS)
 
 
 @triton.jit
 def store_lines(
-    out, base, index, mask, results, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr
-):
+    out, base, steps, start, row_mask, n, results,
+    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
+):  # fmt: skip
     """Round a tile once and store it."""
     element: tl.constexpr = out.dtype.element_ty
-    value = tile_of_columns(results, L, V)
-    if element == tl.bfloat16 or element == tl.float16:
-        value = value.to(tl.float32)
-    if FULL:
-        tl.store(out + base[:, None] + index, value.to(element))
+    kept: tl.constexpr = policy(SPENT)
+    if SIDE:
+        for j in tl.static_range(0, V):
+            value = results[j]
+            if element == tl.bfloat16 or element == tl.float16:
+                value = value.to(tl.float32)
+            target = out + base + along(start + j, steps, SIDE)
+            if FULL:
+                tl.store(target, value.to(element), eviction_policy=kept)
+            else:
+                mask = row_mask & (start + j < n)
+                tl.store(target, value.to(element), mask=mask, eviction_policy=kept)
     else:
-        tl.store(out + base[:, None] + index, value.to(element), mask=mask)
+        value = tile_of_columns(results, L, V)
+        if element == tl.bfloat16 or element == tl.float16:
+            value = value.to(tl.float32)
+        index = start[:, None] + tl.arange(0, V)[None, :]
+        if FULL:
+            tl.store(out + base[:, None] + index, value.to(element), eviction_policy=kept)
+        else:
+            mask = row_mask[:, None] & (index < n)
+            target = out + base[:, None] + index
+            tl.store(target, value.to(element), mask=mask, eviction_policy=kept)

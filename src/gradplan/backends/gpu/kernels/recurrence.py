@@ -738,18 +738,34 @@ def join_carries(
     J: tl.constexpr,
     K: tl.constexpr,
 ):
-    """In place: the S that arrives at each tile, from what each tile does to an arriving S.
-
-    GATES says what that is: "" a factor, "open" a gate, "winners" the two bits of `gated`.
-    """
+    """In place: the S that arrives at each tile, from what each tile does to an arriving S."""
     groups = R // J
-    tile = (tl.program_id(0) // groups).to(tl.int64)
+    tile = tl.program_id(0) // groups
     lane = (tl.program_id(0) % groups) * J + tl.arange(0, J)
     s = tl.zeros((J,), tl.float64)
     gate = tl.zeros((J,), tl.float64)
-    for block in range(0, tl.cdiv(tiles_along, K)):
-        step = block * K + tl.arange(0, K)
-        inside = (step < tiles_along)[None, :]
+    join_span(
+        carries, total, tile, tiles_along, 0, tiles_along, lane, s, gate, GATES, FLIP, R, J, K
+    )  # fmt: skip
+
+
+@triton.jit
+def join_span(
+    carries, total, tile, tiles_along, first, count, lane, s, gate,
+    GATES: tl.constexpr, FLIP: tl.constexpr, R: tl.constexpr, J: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """`count` tiles from the first one on, counted from the far end, where (s, gate) arrives; what
+    leaves the last of them comes back. What other programs stored a moment ago is not taken from
+    the first cache.
+
+    GATES says what tiles do: "" a factor, "open" a gate, "winners" the two bits of `gated`.
+    """
+    tile = tile.to(tl.int64)
+    end = first + count
+    for block in range(0, tl.cdiv(count, K)):
+        low = first + block * K
+        step = low + tl.arange(0, K)
+        inside = (step < end)[None, :]
         # What leaves a tile arrives at the one before; nothing arrives at the far end.
         if FLIP:
             place = step
@@ -758,10 +774,10 @@ def join_carries(
             place = tiles_along - 1 - step
             onward = -1
         source = carries + (tile * tiles_along + place[None, :]) * R + lane[:, None]
-        own_s = tl.load(source, mask=inside, other=0.0)
-        own_a = tl.load(source + total, mask=inside, other=0.0)
+        own_s = tl.load(source, mask=inside, other=0.0, cache_modifier=".cg")
+        own_a = tl.load(source + total, mask=inside, other=0.0, cache_modifier=".cg")
         tl.debug_barrier()
-        started = tiles_along * 0 + block > 0
+        started = low > 0
         if GATES == "open":
             f, sums = tl.associative_scan((own_a.to(tl.int32), own_s), 1, opened)
             sums = tl.where(started & (f != 0), sums + s[:, None], sums)
@@ -775,13 +791,14 @@ def join_carries(
             c, sums = tl.associative_scan((own_a, own_s), 1, affine)
             sums = tl.where(started, sums + c * s[:, None], sums)
             flags = tl.zeros((J, K), tl.float64)
-        begin = inside & (step == block * K)[None, :]
+        begin = inside & (step == low)[None, :]
         tl.store(source, tl.broadcast_to(s[:, None], (J, K)), mask=begin)
         tl.store(source + total, tl.broadcast_to(gate[:, None], (J, K)), mask=begin)
         target = source + onward * R
-        inner = ((step + 1 < tiles_along) & (step + 1 < block * K + K))[None, :]
+        inner = ((step + 1 < end) & (step + 1 < low + K))[None, :]
         tl.store(target, sums, mask=inner)
         tl.store(target + total, flags, mask=inner)
-        last = (step == tl.minimum(block * K + K, tiles_along) - 1)[None, :]
+        last = (step == tl.minimum(low + K, end) - 1)[None, :]
         s = pick(sums, last)
         gate = pick(flags, last)
+    return s, gate

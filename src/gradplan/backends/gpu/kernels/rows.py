@@ -20,8 +20,18 @@ from .formulas import (
     share_of_pairs,
     tile_state,
 )
-from .tiles import axis_offset, fetch, fetch_raw, place, put, tile_rows, widened, widened_again
-from .waiting import meet, meet_cluster, turn
+from .tiles import (
+    axis_offset,
+    fetch,
+    fetch_raw,
+    place,
+    policy,
+    put,
+    tile_rows,
+    widened,
+    widened_again,
+)
+from .waiting import alternate, arrive, await_opening, leave, meet_cluster, open_up, turn
 
 
 @triton.jit
@@ -100,6 +110,7 @@ def row_tiles(
     q,
     parts,
     known,
+    lead,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
     ELEMENT: tl.constexpr,
@@ -119,24 +130,73 @@ def row_tiles(
     """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
 
     PHASE "whole": the tile holds whole rows: one read, the state, one write. Longer rows are cut
-    into `parts` tiles, whose states meet in `states` [slot, row tile, part, R]. "cluster" and
-    "joined": the programs of a row wait for each other with their tiles in registers, so still one
-    read. "partial" and "apply" are two launches and two reads instead; where `known` is 1, not
-    `parts`, `join_rows` has joined the states in between. All of them give the same bits.
+    into `parts` tiles, whose states meet in `states` [slot, row tile, part, R]. "cluster": the
+    programs of a row wait for each other with their tiles in registers, so still one read.
+    "lagged": every tile is read twice, by two programs, the second so shortly after the first that
+    it finds the tile in the cache. "partial" and "apply" are two launches instead; where `known`
+    is 1, not `parts`, `join_rows` has joined the states in between. All give the same bits.
 
     PAIRS: full tiles of halves, of max and min, whose ties share.
     """
-    WIDE: tl.constexpr = ELEMENT == "f64"
     pid = tl.program_id(0)
-    if PHASE == "joined":
-        pid = turn(counters)
-    if PHASE == "apply":
-        pid = tl.num_programs(0) - 1 - pid  # what was read last may still be in the cache
-    if PHASE == "whole":
-        tile, part = pid, 0
-        begin = tl.zeros((), n.dtype)
-    else:
+    if PHASE == "lagged":
+        count = tl.num_programs(0) // 2
+        second, pid = alternate(turn(counters), count, lead)
         tile, part = pid // parts, pid % parts
+        total = count.to(tl.int64) * R
+        joined = states + (4 if KIND == "prod" else 1) * total
+        counter = counters + 1 + tile
+        if second:
+            part = parts - 1 - part  # what was read last is the surest to be in the cache
+            row_tile(
+                dy, x, y, out, joined, counter, row_dims, row_dy, row_x, row_y, row_out,
+                axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
+                n, p, q, parts, 1, tile, part, total,
+                KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, FULL,
+            )  # fmt: skip
+            leave(counter, parts)
+        else:
+            row_tile(
+                dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
+                axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
+                n, p, q, parts, 1, tile, part, total,
+                KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, FULL,
+            )  # fmt: skip
+            if arrive(counter, parts):
+                join_tile(states, joined, tile, total, parts, KIND, TIES, R, K)
+                open_up(counter, parts)
+    else:
+        if PHASE == "apply":
+            pid = tl.num_programs(0) - 1 - pid  # what was read last may still be in the cache
+        if PHASE == "whole":
+            tile, part = pid, 0
+        else:
+            tile, part = pid // parts, pid % parts
+        row_tile(
+            dy, x, y, out, states, counters, row_dims, row_dy, row_x, row_y, row_out,
+            axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
+            n, p, q, parts, known, tile, part, tl.num_programs(0).to(tl.int64) * R,
+            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, FULL,
+        )  # fmt: skip
+
+
+@triton.jit
+def row_tile(
+    dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
+    axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
+    n, p, q, parts, known, tile, part, total,
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
+    X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr, PAIRS: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """One part of a tile of rows, in one of the phases of `row_tiles`; "second" is the second read
+    of "lagged". `total` is the number of states of all parts."""
+    WIDE: tl.constexpr = ELEMENT == "f64"
+    STATE: tl.constexpr = PHASE != "apply" and PHASE != "second"  # whether it learns one
+    SPENT: tl.constexpr = PHASE == "second"  # whether nobody reads the tile again
+    begin = tl.zeros((), n.dtype)
+    if PHASE != "whole":
         begin = part.to(n.dtype) * C
     outer, rows = tile_rows(tile, row_dims, R)
     row_mask = rows < row_dims[0]
@@ -146,9 +206,7 @@ def row_tiles(
     y_steps = (row_dims, row_y, axis_dims, axis_y)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
     slot = states
-    total = 0
     if PHASE != "whole":
-        total = tl.num_programs(0).to(tl.int64) * R
         slot += (tile.to(tl.int64) * parts + part) * R
     if KIND == "prod":
         # Two halves of the tile: a pair multiplies in the registers of one thread.
@@ -157,8 +215,8 @@ def row_tiles(
         second = first + H
         at_a = (outer, rows, first, row_mask, first < n)
         at_b = (outer, rows, second, row_mask, second < n)
-        raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL)
-        raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL)
+        raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, SPENT)
+        raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, SPENT)
         here = (outer, rows, first, row_mask, row_mask)
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
@@ -166,7 +224,7 @@ def row_tiles(
         if X == "r" and not FULL:  # one value a row, beyond its end too
             a = tl.where((first < n)[None, :], a, 1.0)
             b = tl.where((second < n)[None, :], b, 1.0)
-        if PHASE != "apply":
+        if STATE:
             s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
             s2 = tl.zeros((R,), tl.float64)
             if not usual:
@@ -175,34 +233,34 @@ def row_tiles(
         index = begin + tl.arange(0, C)
         mask = index < n
         at = (outer, rows, index, row_mask, mask)
-        raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL)
-        raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL)
-        raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL)
+        raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL, SPENT)
+        raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, SPENT)
+        raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, SPENT)
         a, b, c = widened(raw_a, DY, WIDE), widened(raw_b, X, WIDE), widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
         if PAIRS:
             hits = hits_of_pairs(raw_b, raw_c, ELEMENT, R, C)
-        if PHASE != "apply" and PAIRS:
+        if STATE and PAIRS:
             s0 = count_of_pairs(hits, R, C, W, OUT == "t")
             s1 = s0
             s2 = s0
-        elif PHASE != "apply":
+        elif STATE:
             s0 = tile_state(
                 KIND, TIES, ELEMENT, a, b, c, order, mask[None, :], R, C, W, OUT == "t", FULL
             )
             s1 = s0
             s2 = s0
-    if PHASE != "whole" and PHASE != "apply":
+    if PHASE != "whole" and STATE:
         publish(KIND, slot + lane, total, s0, s1, s2)
-    if PHASE == "joined":
-        meet(counters + 1 + tile, part, parts)
+    if PHASE == "second":
+        await_opening(counter)
     elif PHASE == "cluster":
         meet_cluster()
     if PHASE != "whole" and PHASE != "partial":
-        if PHASE == "apply":
+        if not STATE:
             total = total // parts * known
         start = states + tile.to(tl.int64) * known * R
-        s0, s1, s2 = join(KIND, TIES, start, total, known, R, R, K)
+        s0, s1, s2 = join(KIND, TIES, start, total, known, R, K)
     if PHASE != "partial":
         if KIND == "prod":
             share, scale, fits = product_fits(ELEMENT, s0, s1, s2, factor, row_mask)
@@ -210,8 +268,8 @@ def row_tiles(
                 a = tl.broadcast_to(widened_again(raw_a, X, a), (R, H))
                 b = tl.broadcast_to(widened_again(raw_b, X, b), (R, H))
                 a, b = product_quotients(ELEMENT, share, scale, a, b)
-                put(out, OUT, a, at_a, out_steps, R, H, FULL)
-                put(out, OUT, b, at_b, out_steps, R, H, FULL)
+                put(out, OUT, a, at_a, out_steps, R, H, FULL, SPENT)
+                put(out, OUT, b, at_b, out_steps, R, H, FULL, SPENT)
             else:
                 careful_map(
                     x, X, out, OUT, at_a, x_steps, out_steps, begin, n, s0, s1, s2, factor,
@@ -219,14 +277,14 @@ def row_tiles(
                 )  # fmt: skip
         elif PAIRS:
             value = share_of_pairs(hits, a, s0, ELEMENT, R, C)
-            tl.store(place(out, OUT, at, out_steps), value)
+            tl.store(place(out, OUT, at, out_steps), value, eviction_policy=policy(SPENT))
         else:
             # Widened anew, so that in between halves wait in half the registers.
             a = widened_again(raw_a, DY, a)
             b = widened_again(raw_b, X, b)
             c = widened_again(raw_c, Y, c)
             value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, p, q)
-            put(out, OUT, value, at, out_steps, R, C, FULL)
+            put(out, OUT, value, at, out_steps, R, C, FULL, SPENT)
 
 
 @triton.jit
@@ -301,14 +359,18 @@ def join_rows(
     KIND: tl.constexpr,
     TIES: tl.constexpr,
     R: tl.constexpr,
-    J: tl.constexpr,
     K: tl.constexpr,
 ):
-    """The states [slot, row tile, part, R] of rows cut into very many parts, joined: [slot, row
-    tile, R]. A program takes J rows of a tile."""
-    pid = tl.program_id(0).to(tl.int64)
-    tile, some = pid // (R // J), pid % (R // J)
-    lane = tl.arange(0, J)
-    start = states + tile * parts * R + some * J
-    s0, s1, s2 = join(KIND, TIES, start, total, parts, R, J, K)
-    publish(KIND, joined + tile * R + some * J + lane, total // parts, s0, s1, s2)
+    """The states [slot, row tile, part, R] of rows cut into parts, joined: [slot, row tile, R]."""
+    join_tile(states, joined, tl.program_id(0), total, parts, KIND, TIES, R, K)
+
+
+@triton.jit
+def join_tile(
+    states, joined, tile, total, parts,
+    KIND: tl.constexpr, TIES: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    start = states + tile.to(tl.int64) * parts * R
+    s0, s1, s2 = join(KIND, TIES, start, total, parts, R, K)
+    slot = joined + tile.to(tl.int64) * R + tl.arange(0, R)
+    publish(KIND, slot, total // parts, s0, s1, s2)

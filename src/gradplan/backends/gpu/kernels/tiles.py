@@ -87,20 +87,30 @@ def fetch(pointer, MODE: tl.constexpr, at, steps, other, WIDE: tl.constexpr, FUL
 
 
 @triton.jit
-def fetch_raw(pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr):
-    """An operand's part of the tile as it is stored."""
+def fetch_raw(
+    pointer, MODE: tl.constexpr, at, steps, other, FULL: tl.constexpr, SPENT: tl.constexpr = False
+):
+    """An operand's part of the tile as it is stored. SPENT: nobody reads it again."""
     if MODE == "n":
         return 0.0
     else:
         source = place(pointer, MODE, at, steps)
+        kept: tl.constexpr = policy(SPENT and MODE != "r" and MODE != "a")
         if FULL:
-            return tl.load(source)
+            return tl.load(source, eviction_policy=kept)
         elif MODE == "r":
             return tl.load(source, mask=at[3][:, None], other=other)
         elif MODE == "a":
             return tl.load(source, mask=at[4][None, :], other=other)
         else:
-            return tl.load(source, mask=at[3][:, None] & at[4][None, :], other=other)
+            mask = at[3][:, None] & at[4][None, :]
+            return tl.load(source, mask=mask, other=other, eviction_policy=kept)
+
+
+@triton.constexpr_function
+def policy(spent):
+    """What the cache is told of data that nobody reads again."""
+    return "evict_first" if spent else ""
 
 
 @triton.jit
@@ -163,6 +173,7 @@ def put(
     R: tl.constexpr,
     C: tl.constexpr,
     FULL: tl.constexpr,
+    SPENT: tl.constexpr = False,
 ):
     """Round a tile once and store it."""
     target = place(pointer, MODE, at, steps)
@@ -170,7 +181,9 @@ def put(
     if element == tl.bfloat16 or element == tl.float16:
         value = value.to(tl.float32)
     value = tl.broadcast_to(value.to(element), (R, C))
+    kept: tl.constexpr = policy(SPENT)
     if FULL:
-        tl.store(target, value)
+        tl.store(target, value, eviction_policy=kept)
     else:
-        tl.store(target, value, mask=at[3][:, None] & at[4][None, :])
+        mask = at[3][:, None] & at[4][None, :]
+        tl.store(target, value, mask=mask, eviction_policy=kept)

@@ -11,6 +11,7 @@ import triton.language as tl
 
 _TURNS = tl.constexpr(1 << 20)
 _ROUND = tl.constexpr(1 << 16)
+_READY = tl.constexpr(1 << 15)
 
 
 @triton.jit
@@ -50,3 +51,51 @@ def meet_cluster():
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def alternate(mine, count, lead):
+    """What a program does at its turn, of `count` first reads and as many second ones: whether it
+    is a second one, and the number of what it reads.
+
+    The first `lead` programs read first; then both kinds take turns until the first are done. A
+    second one waits for programs whose turn came before its own, and for no others: whatever runs
+    at the same time, the earliest that has not ended can go on.
+    """
+    past = mine - lead
+    both = 2 * (count - lead)
+    second = (past >= both) | ((past >= 0) & ((past & 1) == 1))
+    number = tl.where(past < 0, mine, tl.where(past < both, past >> 1, past - both + count - lead))
+    return second, number + tl.where(second | (past < 0), 0, lead)
+
+
+@triton.jit
+def arrive(counter, parts):
+    """Whether this is the last of `parts` programs, which may load what all have stored."""
+    tl.debug_barrier()  # all threads have stored
+    before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    return (before & (_ROUND - 1)) == parts - 1
+
+
+@triton.jit
+def open_up(counter, parts):
+    """By the last: what it stored may now be loaded."""
+    tl.debug_barrier()
+    tl.atomic_add(counter, _READY - parts, sem="release", scope="gpu")
+
+
+@triton.jit
+def await_opening(counter):
+    now = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    while (now & _READY) == 0:
+        now = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
+    tl.debug_barrier()
+
+
+@triton.jit
+def leave(counter, parts):
+    """The last of `parts` programs to leave closes again."""
+    before = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
+    if (before & (_ROUND - 1)) == _READY + parts - 1:
+        tl.atomic_add(counter, -_READY - parts, sem="relaxed", scope="gpu")
