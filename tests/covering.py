@@ -91,12 +91,12 @@ VARIANTS = {
 """The variants and layouts that every kind of an engine must meet here."""
 
 
-def wanted(spec, element):
+def wanted(spec, element, arch="interpreter"):
     """The variants that a kind and an element have."""
     found = VARIANTS[spec.engine]
     if spec.engine is not Engine.RECURRENCE or spec.kind is ScanKind.CUMSUM:
         return found
-    if spec.kind in table_of("interpreter").lagged_scans:
+    if spec.kind in table_of(arch).lagged_scans:
         found = found | {("lagged", "rows"), ("lagged", "columns")}
     # What is recomputed needs the states of all tiles before: no row is walked tile by tile.
     return {(f"{name}_from_y", layout) for name, layout in found} | {

@@ -36,7 +36,7 @@ def test_large_cases_meet_every_variant(spec, element):
     """With the thresholds of a real GPU, for every kind and every element."""
     met = {signature(program_of(case)) for case in large(spec, element, ARCH)}
     assert met >= producible(ARCH)[spec.kind, element]
-    assert {(variant, layout) for variant, layout, _, _ in met} >= wanted(spec, element)
+    assert {(variant, layout) for variant, layout, _, _ in met} >= wanted(spec, element, ARCH)
 
 
 def test_large_cases_meet_every_kernel_and_long_shape():
@@ -44,7 +44,8 @@ def test_large_cases_meet_every_kernel_and_long_shape():
     for spec in SPECS:
         for element in ELEMENTS:
             for case in large(spec, element, ARCH):
-                kernels |= {step.kernel for step in program_of(case).steps}
+                program = program_of(case)
+                kernels |= {step.kernel for step in (*program.steps, *program.apart)}
                 shape, axes = case.desc.shape_and_axes
                 if spec.category is not OpCategory.EMBEDDING:
                     shapes.add((shape, axes))

@@ -13,7 +13,6 @@ from .streams import own_counters, stream_counters
 __all__ = [
     "EMPTY",
     "HALVES",
-    "PARTS",
     "TURNS",
     "TYPES",
     "Program",
@@ -32,10 +31,8 @@ TYPES = {
     ElementKind.F64: "fp64",
 }
 HALVES = (ElementKind.F16, ElementKind.BF16)
-TURNS = 1 << 20
-"""More programs than this do not take turns (see `kernels.waiting`) ..."""
-PARTS = 1 << 15
-"""... nor does a counter count more parts."""
+TURNS = 1 << 28
+"""More programs than this do not take turns: see `kernels.waiting`."""
 
 
 @dataclass(frozen=True)

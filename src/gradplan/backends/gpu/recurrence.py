@@ -96,7 +96,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     if columns and lines and not resident:
         for narrow in (False, True):
             side, m, v, most = table.side_of(kind, desc.element, narrow)
-            r = min(up(beside.extent), max(1, side // size))
+            r = min(up(beside.extent), max(1, side // (2 if wide and item > 2 else 1)))
             tiles = -(-beside.extent // r) * (row_count // beside.extent)
             if tiles >= table.strips:
                 break
@@ -115,6 +115,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     else:
         lines = False
     along_tiles = -(-n // c)
+    rough = n % c != 0 or beside.extent % r != 0  # tiles that are not full take more registers
     window = table.side_window if columns else table.window
 
     def tile_step(
@@ -150,7 +151,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=warps,
-                registers=all_registers(warps) if table.roomy else 0,
+                registers=all_registers(warps)
+                if table.roomy or phase == "resident" or rough
+                else 0,
                 alignment=alignment,
                 aligned=aligned,
             )

@@ -12,7 +12,7 @@ from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, TieRule
 from ...registry import Engine
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
-from .program import EMPTY, HALVES, PARTS, TURNS, Program, Strides, down, integer, up
+from .program import EMPTY, HALVES, TURNS, Program, Strides, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
@@ -226,7 +226,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         step("apply", r, c, warps, parts, 1, known),
     )
     twice = dict.fromkeys(("dy", "x", "y"), 2)
-    waits = table.lag > 0 and parts < PARTS and 2 * tiles * parts < TURNS
+    waits = table.lag > 0 and 2 * tiles * parts < TURNS
     # So many tiles are read ahead that their states are known in time, and no more than the cache
     # keeps, unless a row is longer.
     lead = min(tiles * parts, max(parts, table.lag))

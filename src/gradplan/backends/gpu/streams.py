@@ -129,13 +129,21 @@ def allocate(size: int, device: int, stream: int) -> Any:
 
 
 def own_counters(device: int, stream: int, count: int) -> Any:
-    """So many 32-bit counters, all 0, for launches of which one at a time runs."""
+    """So many 32-bit counters, all 0, for launches on any stream, of which one at a time runs."""
+    import torch
+
+    made = _counters_on(device, stream, count)
+    _external(torch, stream, device).synchronize()
+    return made
+
+
+def _counters_on(device: int, stream: int, count: int) -> Any:
+    """The same for launches on this stream alone, which need not wait for them."""
     import torch
 
     made = allocate(4 * count, device, stream)
     with torch.cuda.stream(_external(torch, stream, device)):
         made.zero_()
-        torch.cuda.current_stream(device).synchronize()
     return made
 
 
@@ -159,7 +167,7 @@ def stream_counters(device: int, stream: int, count: int) -> int:
         with _making:
             if found is None and sum(one == device for one, _ in _counters) >= _STREAMS:
                 return 0
-            made = own_counters(device, stream, max(1024, 1 << (count - 1).bit_length()))
+            made = _counters_on(device, stream, max(1024, 1 << (count - 1).bit_length()))
             found = _counters.setdefault((device, stream), [])
             found.append(made)
     return int(found[-1].data_ptr())

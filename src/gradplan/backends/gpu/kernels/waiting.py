@@ -1,22 +1,22 @@
-"""Programs of one launch that wait for each other.
+"""Programs of one launch that wait for others.
 
-A program takes its turn when it starts, so the programs of the first unfinished row are running or
-the next to start: a launch goes on as long as the machine has room for the programs of one row.
-The counters need no clearing: every run adds the same to each, a power of two, and their low bits
-are 0 again when it ends.
+A program takes its turn when it starts, and waits for none whose turn comes after its own. So the
+earliest that has not ended can always go on, whatever else the machine runs: there is no deadlock,
+and no program needs another to be resident.
+
+Counters are 0 between launches, but for the one of turns, whose low bits are.
 """
 
 import triton
 import triton.language as tl
 
-_TURNS = tl.constexpr(1 << 20)
-_ROUND = tl.constexpr(1 << 16)
-_READY = tl.constexpr(1 << 15)
+_TURNS = tl.constexpr(1 << 28)
+_READY = tl.constexpr(1 << 28)
 
 
 @triton.jit
 def turn(counter):
-    """How many programs of this launch started before; fewer than 2²⁰ in all."""
+    """How many programs of this launch started before; fewer than 2²⁸ in all."""
     mine = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") & (_TURNS - 1)
     if mine == tl.num_programs(0) - 1:  # the last one fills the counter up
         tl.atomic_add(counter, _TURNS - 1 - mine, sem="relaxed", scope="gpu")
@@ -24,21 +24,9 @@ def turn(counter):
 
 
 @triton.jit
-def meet(counter, part, parts):
-    """Wait until all `parts` programs are here; what they stored before can then be loaded."""
-    tl.debug_barrier()  # all threads have stored
-    mine = tl.where(part == 0, _ROUND + 1 - parts, 1)
-    before = tl.atomic_add(counter, mine, sem="acq_rel", scope="gpu")
-    complete = (before & -_ROUND) + _ROUND
-    now = before + mine
-    while now - complete < 0:
-        now = tl.atomic_add(counter, 0, sem="acquire", scope="gpu")
-    tl.debug_barrier()
-
-
-@triton.jit
 def meet_cluster():
-    """The same for the programs of a cluster, which run at the same time by their nature."""
+    """Wait for all programs of a cluster, which run at the same time by their nature; what they
+    stored before can then be loaded."""
     tl.inline_asm_elementwise(
         """
         barrier.cluster.arrive.release.aligned;
@@ -75,7 +63,7 @@ def arrive(counter, parts):
     tl.debug_barrier()  # all threads have stored
     before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
-    return (before & (_ROUND - 1)) == parts - 1
+    return before == parts - 1
 
 
 @triton.jit
@@ -97,5 +85,5 @@ def await_opening(counter):
 def leave(counter, parts):
     """The last of `parts` programs to leave closes again."""
     before = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
-    if (before & (_ROUND - 1)) == _READY + parts - 1:
+    if before == _READY + parts - 1:
         tl.atomic_add(counter, -_READY - parts, sem="relaxed", scope="gpu")
