@@ -100,6 +100,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             tiles = -(-beside.extent // r) * (row_count // beside.extent)
             if tiles >= table.strips:
                 break
+        if n % (m * v) or beside.extent % r:  # tiles that are not full take more registers
+            m = max(2, m // 2)
         c = m * v
         warps = max(1, min(most, r * m // 32))
     elif lines and not columns:
@@ -115,7 +117,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     else:
         lines = False
     along_tiles = -(-n // c)
-    rough = n % c != 0 or beside.extent % r != 0  # tiles that are not full take more registers
+    # Lest the assembler spill a few registers where it has more.
+    tight = (
+        table.roomy or resident or kind is ScanKind.CUMSUM or n % c != 0 or beside.extent % r != 0
+    )
     window = table.side_window if columns else table.window
 
     def tile_step(
@@ -151,9 +156,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                     ("FULL", n % c == 0 and beside.extent % r == 0),
                 ),
                 warps=warps,
-                registers=all_registers(warps)
-                if table.roomy or phase == "resident" or rough
-                else 0,
+                registers=all_registers(warps) if tight else 0,
                 alignment=alignment,
                 aligned=aligned,
             )

@@ -123,7 +123,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     ) -> Step:
         registers = 0
         every = n == c * parts and beside.extent % r == 0
-        if many > 1 or (prod_kind and (r > 1 or "s" in modes)) or ordered:
+        strided = "s" in modes and (prod_kind or phase == "lagged")
+        if many > 1 or (prod_kind and r > 1) or strided or ordered:
             registers = all_registers(warps)
         elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
             if desc.op in _FEW_REGISTERS and plain:  # two programs of the longest rows at a time
