@@ -449,45 +449,55 @@ def lines_chunk(
             if step == 0:
                 await_opening(counter)
                 carry = tl.load(carries + slot, cache_modifier=".cg")
-        arriving = carry
+        # What arrives is added to a tile's own total in f64: roundings do not add up along a row.
+        arriving = tl.where(carried, carry, 0.0)
         if KIND == "log_cumsum_exp" and PHASE != "resident":
-            arriving = carry * onward
-        arriving = spread(tl.where(carried, arriving, 0.0).to(ACROSS), SIDE)
+            arriving = arriving * onward
+        spread_out = spread(arriving.to(ACROSS), SIDE)
         if MODE == "sum":
             if PHASE == "partial":
-                all_s, behind = spread(tl.sum(leaving, AXIS), SIDE), nothing
+                total_s = tl.sum(leaving, AXIS).to(tl.float64)
+                behind = nothing
             else:
                 all_s, behind = tl.associative_scan((leaving, nothing), AXIS, behind_sum)
+                total_s = picked(all_s, nearest, AXIS).to(tl.float64)
             if PHASE != "resident":
-                behind = tl.where(carried, behind + arriving, behind)
-                all_s = tl.where(carried, all_s + arriving, all_s)
+                behind = tl.where(carried, behind + spread_out, behind)
+                total_s = tl.where(carried, total_s + arriving, total_s)
             total_a = tl.full((R,), 1.0, tl.float64)
-            total_s = picked(all_s, nearest, AXIS)
         else:
             gain = tiled(gain, SIDE, R, M)
+            b = tl.zeros_like(gain)
             if MODE == "affine":
                 gain = gain.to(ACROSS)
-            b = tl.zeros_like(gain) + (1 if MODE == "affine" else -1)
-            behind = nothing
-            if PHASE == "partial" and MODE == "affine":
-                all_a, all_s = tl.associative_scan((gain, leaving), AXIS, affine)
-            elif PHASE == "partial":
-                all_a, all_s = tl.associative_scan((gain, leaving), AXIS, last_gated)
-            elif MODE == "affine":
-                all_a, all_s, b, behind = tl.associative_scan(
-                    (gain, leaving, b, nothing), AXIS, behind_affine
-                )
+                b = b.to(ACROSS) + 1.0
+                if PHASE == "partial":
+                    all_a, all_s = tl.associative_scan((gain, leaving), AXIS, affine)
+                    behind = nothing
+                else:
+                    all_a, all_s, b, behind = tl.associative_scan(
+                        (gain, leaving, b, nothing), AXIS, behind_affine
+                    )
+                total_a, total_s = both_picked(all_a, all_s, nearest, AXIS)
             else:
-                all_a, all_s, b, behind = tl.associative_scan(
-                    (gain, leaving, b, nothing), AXIS, behind_gated
-                )
-            if PHASE != "resident":
-                behind = tl.where(carried, through(MODE, behind, b, arriving), behind)
-                all_s = tl.where(carried, through(MODE, all_s, all_a, arriving), all_s)
-            total_s = picked(all_s, nearest, AXIS)
-            total_a = picked(all_a, nearest, AXIS)
-            if MODE == "gate":
+                b = b - 1
+                if PHASE == "partial":
+                    all_a, all_s = tl.associative_scan((gain, leaving), AXIS, last_gated)
+                    behind = nothing
+                else:
+                    all_a, all_s, b, behind = tl.associative_scan(
+                        (gain, leaving, b, nothing), AXIS, behind_gated
+                    )
+                total_a, total_s = both_picked(all_a, all_s, nearest, AXIS)
                 total_a = tl.where(total_a != 0, 1.0, 0.0)
+            total_a = total_a.to(tl.float64)
+            total_s = total_s.to(tl.float64)
+            if PHASE != "resident":
+                behind = tl.where(carried, through(MODE, behind, b, spread_out), behind)
+                if MODE == "affine":
+                    total_s = tl.where(carried, total_s + total_a * arriving, total_s)
+                else:
+                    total_s = tl.where(carried & (total_a != 0.0), total_s + arriving, total_s)
         behind = tl.reshape(behind, (L,)).to(TYPE)
         if PHASE != "partial":
             results = ()
@@ -511,10 +521,10 @@ def lines_chunk(
                 results = results + (S,)
         if KIND == "log_cumsum_exp":
             # What overflows, or is not finite in dy, shows at the first place.
-            finite = tl.abs(total_s) < _INFINITY
+            finite = tl.abs(total_s.to(TYPE)) < _INFINITY
             good = tl.min(tl.where(row_mask & ~usual, 0, 1), 0)
             ok = good * tl.min(tl.where(finite, 1, 0), 0)
-            new_s = own * total_s.to(tl.float64)
+            new_s = own * total_s
             new_a = own * onward
             if ok == 1:
                 if PHASE != "partial":
@@ -545,8 +555,8 @@ def lines_chunk(
                 store_lines(
                     out, out_base, axis_out, start, row_mask, n, results, SIDE, L, V, FULL, SPENT
                 )  # fmt: skip
-            carry = total_s.to(tl.float64)
-            factor = factor * total_a.to(tl.float64)
+            carry = total_s
+            factor = factor * total_a
     if PHASE == "partial":
         tl.store(carries + slot, carry)
         tl.store(carries + total + slot, factor)
@@ -580,6 +590,19 @@ def picked(values, one, AXIS: tl.constexpr):
         return tl.reshape(values, (values.numel,))
     else:
         return tl.sum(tl.where(one, values, tl.zeros_like(values)), AXIS)
+
+
+@triton.jit
+def both_picked(a, s, one, AXIS: tl.constexpr):
+    """The same for two values, at once."""
+    a = tl.where(one, a, tl.zeros_like(a))
+    s = tl.where(one, s, tl.zeros_like(s))
+    return tl.reduce((a, s), AXIS, both_added)
+
+
+@triton.jit
+def both_added(a1, s1, a2, s2):
+    return a1 + a2, s1 + s2
 
 
 @triton.jit
