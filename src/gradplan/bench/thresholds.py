@@ -203,9 +203,6 @@ FIELDS: dict[str, Ask | str] = {
     "lagged_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
     "lagged_width": _on(_COLUMNS),
     "strided_tile": "as large as the assembler takes without spilling",
-    "lagged_registers": _on(
-        _probes("max", (8192, 8192), 0, "f32"), values=lambda now: sorted({0, 64, 80, now})
-    ),
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),
         _probes("prod", (1024, 32768)),

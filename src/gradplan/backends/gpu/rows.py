@@ -18,7 +18,6 @@ from .table import Table
 __all__ = ["program", "workspace_bytes"]
 
 _STATE_SLOTS = {ReduceKind.PROD: 4}
-_TIGHT = ((ElementKind.F32, ReduceKind.MAX), (ElementKind.F32, ReduceKind.MIN))
 _FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
 
 
@@ -126,11 +125,12 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         strided = "s" in modes and (prod_kind or phase == "lagged")
         if many > 1 or (prod_kind and r > 1) or strided or ordered:
             registers = all_registers(warps)
-        elif phase == "whole" and desc.element is ElementKind.BF16 and warps == 32 and full == 1:
-            if desc.op in _FEW_REGISTERS and plain:  # two programs of the longest rows at a time
-                registers = 32
-        elif every and set(modes) <= {"c", "r", "n"} and (desc.element, desc.op) in _TIGHT:
-            registers = table.lagged_registers
+        elif (
+            (phase, warps, full, plain) == ("whole", 32, 1, True)
+            and desc.element is ElementKind.BF16
+            and desc.op in _FEW_REGISTERS
+        ):
+            registers = 32  # two programs of the longest rows at a time
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts * (2 if lead else 1),

@@ -52,8 +52,6 @@ class Table:
     """So many parts are read before the first is read again, from the cache; 0: in two launches."""
     strided_tile: int
     """The elements of a part, all operands together, that does not lie in runs."""
-    lagged_registers: int
-    """The most registers a thread of theirs for max and min of f32; 0: as it comes."""
     cluster: int
     """The most programs of a cluster, 0 where the architecture has none."""
     scan_tile: int
@@ -179,7 +177,6 @@ _SM_90 = Table(
     lagged_width=128,
     lag=352,
     strided_tile=4096,
-    lagged_registers=0,
     cluster=8,
     scan_tile=1024,
     scan_resident=4096,
@@ -245,7 +242,6 @@ _INTERPRETER = Table(
     lagged_width=16,
     lag=5,
     strided_tile=128,
-    lagged_registers=0,
     cluster=0,
     scan_tile=64,
     scan_resident=64,
