@@ -170,6 +170,55 @@ def test_carries_are_joined_over_many_tiles(spec, element):
         check([case])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_roundings_do_not_add_up_along_a_row(axis):
+    """Sums of one number grow alike in every tile: each carry would be rounded the same way."""
+    shape = (3, 1000) if axis else (1000, 8)
+    for kind in ("cumsum", "cummax"):
+        desc = cases.describe(spec_of(kind), ElementKind.F32, shape, (axis,))
+        problem = cases.Problem(Case(desc=desc))
+        problem.poke("dy", ..., np.float32(0.7001))
+        if kind == "cummax":  # the first wins it all
+            problem.poke("x", ..., np.float32(1.0))
+            problem.poke("y", ..., np.float32(1.0))
+        assert bound(problem).sku.variant.startswith("tiled")
+        outcome = settle(problem)
+        assert outcome.error < 20 * 2.0**-24
+
+
+def test_what_arrives_may_be_beyond_the_range_of_f32():
+    """In log-cumsum-exp, S of two tiles together, scaled to one of them; the result is small."""
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (3, 128), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    x = np.full((3, 128), -60.0, np.float32)
+    x[:, 0] = 0.0
+    dy = np.zeros((3, 128), np.float32)
+    dy[:, [90, 120]], dy[:, 50] = 2e38, -1e38
+    problem.poke("x", ..., x)
+    problem.poke("y", ..., np.float32(0.0))
+    problem.poke("dy", ..., dy)
+    settle(problem)
+    assert np.isfinite(problem.outputs()["dx"]).all()
+
+
+def test_long_products_keep_the_range_of_f64():
+    """Products on the way leave the range of f32; the gradient does not."""
+    for axis, shape in ((1, (1, 128)), (0, (128, 2))):
+        desc = cases.describe(spec_of("cumprod"), ElementKind.BF16, shape, (axis,))
+        for start, place in (([1e-37, 1e15, 1e30, 1e25], 3), ([1e35, 1.0, 1e-30, 1e-30], 3)):
+            problem = cases.Problem(Case(desc=desc))
+            x, dy = np.ones(128), np.zeros(128)
+            x[:4], dy[place] = start, 1.0
+            turned = (lambda row: row[None]) if axis else (lambda row: row[:, None])
+            problem.poke("x", ..., turned(x))
+            held = problem.arrays["x"].astype(np.float64)
+            problem.poke("y", ..., np.cumprod(held, axis))
+            problem.poke("dy", ..., turned(dy))
+            settle(problem)
+            second = problem.outputs()["dx"].astype(np.float64).take(1, axis)
+            assert (np.isfinite(second) & (second != 0)).all()
+
+
 STATES = [spec for spec in SPECS if spec.engine is Engine.ROW_STATE]
 
 

@@ -81,13 +81,14 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
     elif other == "lagged" and desc.spec.engine is Engine.RECURRENCE:
-        yield _raised(table, "scan_lag", "chunks that are read before the first is read again")
+        yield _raised(table, "scan_lag", "bytes that are read before the first is read again")
     elif other == "lagged":
         yield _raised(table, "lag", "parts that are read before the first is read again")
     elif other == "tiled":
-        now = table.fill
-        values = ((now // k, replace(table, fill=now // k)) for k in _powers() if now // k)
-        yield "fill", "programs that fill the machine: below, rows are cut", now, values
+        for field in ("fill", "scan_fill"):
+            now = getattr(table, field)
+            values = ((now // k, _with(table, field, now // k)) for k in _powers() if now // k)
+            yield field, "programs that fill the machine: below, rows are cut", now, values
 
 
 def _raised(table: Table, field: str, meaning: str) -> Way:
@@ -96,6 +97,10 @@ def _raised(table: Table, field: str, meaning: str) -> Way:
     changes: Iterator[dict[str, Any]] = ({field: k * low} for k in _powers())
     values = ((change[field], replace(table, **change)) for change in changes)
     return field, meaning, now, values
+
+
+def _with(table: Table, field: str, value: Any) -> Table:
+    return replace(table, **dict[str, Any]({field: value}))
 
 
 def _powers() -> Iterator[int]:
@@ -126,8 +131,11 @@ def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
-    if other in ("tiled", "split"):
-        barred = replace(barred, fill=1 if other == "tiled" else _MOST)
+    if other in ("tiled", "split", "lagged"):
+        fill = 1 if other == "tiled" else _MOST
+        barred = replace(barred, scan_fill=fill)
+        if other != "lagged":
+            barred = replace(barred, fill=fill)
     if other in ("lagged", "split"):
         barred = replace(barred, cluster=0)
     return replace(barred, lag=0, scan_lag=0) if other == "split" else barred

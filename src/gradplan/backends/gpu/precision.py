@@ -53,13 +53,10 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
         if element is ElementKind.F64:
             loss = (16 + n) * (6 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2) * _V
         elif desc.kind is ScanKind.CUMPROD:
-            # Shorter rows round their factors one by one in f32; longer ones in f64, but that
-            # halves go through a line of eight in f32.
+            # Shorter rows round their factors one by one in f32; longer ones in f64.
             if n <= table_of(arch).scan_product:
                 loss += 2 * (n + 8) * _W
                 accumulator = ElementKind.F32
-            elif half:
-                loss += 24 * _W
         else:
             loss += (min(n, _SCAN_CHAIN) + 16) * _W
             accumulator = ElementKind.F32
@@ -78,7 +75,7 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
                     accumulator = ElementKind.F32
     summed = desc.category is OpCategory.EMBEDDING and not half  # in f64, and nothing else done
     math = MathPrecision.F32 if narrow and not summed else None
-    if desc.category is OpCategory.SCAN and accumulator is ElementKind.F64 and not half:
+    if desc.category is OpCategory.SCAN and accumulator is ElementKind.F64:
         math = None
     return PrecisionGuarantee(
         math_precision=math or MathPrecision.F64,

@@ -283,7 +283,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     size = 8 * slots * (2 + (2 if recomputes else 0))
     windows = -(-chunks // window)
     if lines and table.scan_lag and kind in table.lagged_scans and 2 * tiles * chunks < TURNS:
-        ahead = min(tiles * chunks, max(min(chunks, window), table.scan_lag))
+        # What is read before it is read again is to stay in the cache.
+        each = steps_each * c * r * item * sum(mode != "n" for mode in modes[:3])
+        ahead = min(tiles * chunks, max(min(chunks, window), table.scan_lag // each))
         return program(
             [tile_step("lagged", steps_each, carries, lead=ahead)],
             "lagged",

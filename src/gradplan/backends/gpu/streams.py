@@ -162,14 +162,17 @@ def stream_counters(device: int, stream: int, count: int) -> int:
     """
     if stream == _PER_THREAD or capturing(stream):
         return 0
-    found = _counters.get((device, stream))
+    key = (device, stream)
+    found = _counters.get(key)
     if found is None or found[-1].numel() < 4 * count:
         with _making:
+            found = _counters.get(key)  # another thread may have made them meanwhile
             if found is None and sum(one == device for one, _ in _counters) >= _STREAMS:
                 return 0
-            made = _counters_on(device, stream, max(1024, 1 << (count - 1).bit_length()))
-            found = _counters.setdefault((device, stream), [])
-            found.append(made)
+            if found is None or found[-1].numel() < 4 * count:
+                made = _counters_on(device, stream, max(1024, 1 << (count - 1).bit_length()))
+                found = _counters.setdefault(key, [])
+                found.append(made)
     return int(found[-1].data_ptr())
 
 

@@ -75,7 +75,7 @@ class Table:
     scan_fill: int
     """So many programs fill the machine where each takes whole rows in lines."""
     scan_lag: int
-    """So many chunks are read before the first is read again; 0: in two launches ..."""
+    """So many bytes are read before the first is read again; 0: in two launches ..."""
     lagged_scans: tuple[str, ...]
     """... which takes the others no longer."""
     lag_chunk: int
@@ -188,7 +188,7 @@ _SM_90 = Table(
     scan_column_step=4,
     scan_column_few=64,
     scan_fill=192,
-    scan_lag=800,
+    scan_lag=26 << 20,
     lagged_scans=("cumsum", "cummax", "cummin"),
     lag_chunk=16384,
     window=256,
@@ -253,7 +253,7 @@ _INTERPRETER = Table(
     scan_column_step=4,
     scan_column_few=8,
     scan_fill=3,
-    scan_lag=5,
+    scan_lag=1024,
     lagged_scans=("cumsum", "cumprod", "cummax", "log_cumsum_exp"),
     lag_chunk=64,
     window=4,

@@ -287,11 +287,7 @@ def lines_chunk(
     FAR: tl.constexpr = V - 1 if UP else 0
     NEAR: tl.constexpr = V - 1 - FAR
     SPENT: tl.constexpr = PHASE == "second"
-    # Factors rounded one by one add up their errors: of long rows of halves, those of whole lines
-    # are multiplied in f64, and everything is of the other types.
-    EXACT: tl.constexpr = WIDE and MODE == "affine" and (ELEMENT == "f16" or ELEMENT == "bf16")
-    TYPE: tl.constexpr = tl.float64 if WIDE and not EXACT else tl.float32
-    ACROSS: tl.constexpr = tl.float64 if WIDE else tl.float32
+    TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     AXIS: tl.constexpr = 0 if SIDE else 1
     tiles_along = tl.cdiv(n, C)
     tile = tile.to(tl.int64)
@@ -440,10 +436,8 @@ def lines_chunk(
                     a = a + (joined(MODE, f[j], a[j - 1]),)
         leaving = s[0] if UP else s[V - 1]
         gain = a[0] if UP else a[V - 1]
-        if EXACT:
-            gain = exact_product(f, V)
         # Across lines.
-        leaving = tiled(leaving, SIDE, R, M).to(ACROSS)
+        leaving = tiled(leaving, SIDE, R, M)
         nothing = tl.zeros_like(leaving)
         if PHASE == "second":
             if step == 0:
@@ -453,7 +447,7 @@ def lines_chunk(
         arriving = tl.where(carried, carry, 0.0)
         if KIND == "log_cumsum_exp" and PHASE != "resident":
             arriving = arriving * onward
-        spread_out = spread(arriving.to(ACROSS), SIDE)
+        spread_out = spread(arriving.to(TYPE), SIDE)
         if MODE == "sum":
             if PHASE == "partial":
                 total_s = tl.sum(leaving, AXIS).to(tl.float64)
@@ -469,8 +463,7 @@ def lines_chunk(
             gain = tiled(gain, SIDE, R, M)
             b = tl.zeros_like(gain)
             if MODE == "affine":
-                gain = gain.to(ACROSS)
-                b = b.to(ACROSS) + 1.0
+                b = b + 1.0
                 if PHASE == "partial":
                     all_a, all_s = tl.associative_scan((gain, leaving), AXIS, affine)
                     behind = nothing
@@ -498,7 +491,7 @@ def lines_chunk(
                     total_s = tl.where(carried, total_s + total_a * arriving, total_s)
                 else:
                     total_s = tl.where(carried & (total_a != 0.0), total_s + arriving, total_s)
-        behind = tl.reshape(behind, (L,)).to(TYPE)
+        behind = tl.reshape(behind, (L,))
         if PHASE != "partial":
             results = ()
             for j in tl.static_range(0, V):
@@ -522,6 +515,8 @@ def lines_chunk(
         if KIND == "log_cumsum_exp":
             # What overflows, or is not finite in dy, shows at the first place.
             finite = tl.abs(total_s.to(TYPE)) < _INFINITY
+            if PHASE != "resident":  # nor may what arrives overflow
+                finite = finite & (~carried | (tl.abs(arriving.to(TYPE)) < _INFINITY))
             good = tl.min(tl.where(row_mask & ~usual, 0, 1), 0)
             ok = good * tl.min(tl.where(finite, 1, 0), 0)
             new_s = own * total_s
@@ -560,15 +555,6 @@ def lines_chunk(
     if PHASE == "partial":
         tl.store(carries + slot, carry)
         tl.store(carries + total + slot, factor)
-
-
-@triton.jit
-def exact_product(f, V: tl.constexpr):
-    """The product of V halves in f64. Two of them multiply in f32 without a rounding."""
-    made = (f[0] * f[1]).to(tl.float64)
-    for j in tl.static_range(1, V // 2):
-        made = made * (f[2 * j] * f[2 * j + 1]).to(tl.float64)
-    return made
 
 
 @triton.constexpr_function
