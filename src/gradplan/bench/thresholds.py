@@ -202,6 +202,7 @@ FIELDS: dict[str, Ask | str] = {
     "lagged_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
     "lagged_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
     "lagged_width": _on(_COLUMNS),
+    "cluster_width": _on(_probes("softmax", (64, 2048, 512), 1, "bf16")),
     "strided_tile": "as large as the assembler takes without spilling",
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),

@@ -119,7 +119,12 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     along_tiles = -(-n // c)
     # Lest the assembler spill a few registers where it has more.
     tight = (
-        table.roomy or resident or kind is ScanKind.CUMSUM or n % c != 0 or beside.extent % r != 0
+        table.roomy
+        or resident
+        or kind is ScanKind.CUMSUM
+        or (columns and kind is ScanKind.LOG_CUMSUM_EXP)
+        or n % c != 0
+        or beside.extent % r != 0
     )
     window = table.side_window if columns else table.window
 

@@ -186,6 +186,10 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         room = min(room, table.strided_tile // full // many)
         warps = max(1, room // 512)
     each = max(1, room // warps)
+    if columns and half:  # a cluster takes narrower strips
+        narrow = min(r, max(1, table.cluster_width // item))
+        if -(-n // max(2, min(length // 2, room // narrow))) <= table.cluster:
+            r = narrow
     c = max(2, min(length // 2, room // r))
     tiles = -(-beside.extent // r) * beside_tiles
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):

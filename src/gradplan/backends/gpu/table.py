@@ -47,7 +47,9 @@ class Table:
     lagged_columns: Lines
     """The same where neighbouring rows are cut together ..."""
     lagged_width: int
-    """... so many bytes of them."""
+    """... so many bytes of them ..."""
+    cluster_width: int
+    """... or so many of halves, where a cluster holds the rows."""
     lag: int
     """So many parts are read before the first is read again, from the cache; 0: in two launches."""
     strided_tile: int
@@ -175,6 +177,7 @@ _SM_90 = Table(
         ("", 16384, 4, 8192, 4),
     ),
     lagged_width=128,
+    cluster_width=64,
     lag=352,
     strided_tile=4096,
     cluster=8,
@@ -240,6 +243,7 @@ _INTERPRETER = Table(
     lagged_rows=(("", 128, 4, 64, 4),),
     lagged_columns=(("", 128, 4, 64, 4),),
     lagged_width=16,
+    cluster_width=8,
     lag=5,
     strided_tile=128,
     cluster=0,
