@@ -234,8 +234,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     waits = table.lag > 0 and 2 * tiles * parts < TURNS
     # So many tiles are read ahead that their states are known in time, and no more than the cache
     # keeps, unless a row is longer.
-    lead = min(tiles * parts, max(parts, table.lag))
-    lagged = step("lagged", r, c, warps, parts, parts, states, lead)
+    ahead = min(tiles * parts, max(parts, table.lag))
+    lagged = step("lagged", r, c, warps, parts, parts, states, ahead)
     return Program(
         steps=(lagged,) if waits else apart,
         apart=apart if waits else (),
