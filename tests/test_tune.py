@@ -68,11 +68,11 @@ def test_another_table_holds_within_and_no_longer():
     spec = next(spec for spec in KINDS.values() if spec.kind.value == "softmax")
     (probe,) = thresholds._probes("softmax", (64, 64), elements="f32")
     problem = build(spec, ElementKind.F32, probe.workload, "cpu")
-    before = table_of("sm_90")
+    before, other = table_of("sm_90"), table_of("sm_100")
     small = replace(before, row_tile=256)
     with using("sm_90", small):
         assert table_of("sm_90") is small
-        assert table_of("sm_100") is before
+        assert table_of("sm_100") is other
         inside = problem.plan(gp.PlanPreference(backend="reference"))
     assert table_of("sm_90") is before
     assert problem.plan(gp.PlanPreference(backend="reference")) is not inside

@@ -155,6 +155,55 @@ def _by_side(shapes: Sequence[tuple[tuple[int, ...], int]]) -> Ask:
     return ask
 
 
+_PLACES: dict[str, tuple[str, list[tuple[tuple[int, ...], int]]]] = {
+    "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1), ((64, 1 << 20), 1)]),
+    "side": ("cummax", [((64, 2048, 512), 1)]),
+    "narrow_side": ("cummax", [((8192, 8192), 0)]),
+    "lagged_rows": ("std", [((64, 1 << 20), 1)]),
+    "lagged_columns": ("std", [((8192, 8192), 0)]),
+    "cluster": ("std", [((64, 2048, 512), 1)]),
+}
+
+
+def _by_place(values: Sequence[int]) -> Ask:
+    """A field with a number for each kind where a field of tiles decides."""
+
+    def ask(name: str, table: Table) -> Iterator[Question]:
+        now_lines = getattr(table, name)
+        for k, (place, kind, *numbers) in enumerate(now_lines):
+            for half in (True, False):
+                now = numbers[0 if half else 1]
+                tables = {}
+                for value in sorted({*values, now}):
+                    lines: list[Any] = list(now_lines)
+                    pair = (value, numbers[1]) if half else (numbers[0], value)
+                    lines[k] = (place, kind, *pair)
+                    made = replace(table, **dict[str, Any]({name: tuple(lines)}))
+                    tables[str(value)] = made
+                other, shapes = _PLACES[place]
+                probes = [
+                    probe
+                    for shape, axis in shapes
+                    for probe in _probes(kind or other, shape, axis, "bf16" if half else "f32")
+                ]
+                label = f"{name} {place} {kind or 'others'} {'halves' if half else 'f32'}"
+                yield Question(label, str(now), tables, tuple(probes))
+
+    return ask
+
+
+def _by_width(name: str, table: Table) -> Iterator[Question]:
+    """The bytes of rows side by side that a cluster holds, kind by kind."""
+    for k, (kind, now) in enumerate(table.cluster_width):
+        tables = {}
+        for width in sorted({now // 2, now, min(2 * now, table.lagged_width)}):
+            widths = list(table.cluster_width)
+            widths[k] = (kind, width)
+            tables[str(width)] = replace(table, cluster_width=tuple(widths))
+        probes = _probes(kind or "var", (64, 2048, 512), 1, "bf16")
+        yield Question(f"{name} {kind or 'others'}", str(now), tables, probes)
+
+
 _RARE = "for rows side by side that are no neighbours in memory, or are recomputed"
 _NO_Y = ("y",)
 _LONG_ROWS = (*_probes("softmax", (64, 1 << 20)), *_probes("max", (64, 1 << 20)))
@@ -202,7 +251,7 @@ FIELDS: dict[str, Ask | str] = {
     "lagged_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
     "lagged_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
     "lagged_width": _on(_COLUMNS),
-    "cluster_width": _on(_probes("softmax", (64, 2048, 512), 1, "bf16")),
+    "cluster_width": _by_width,
     "strided_tile": "as large as the assembler takes without spilling",
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),
@@ -210,6 +259,7 @@ FIELDS: dict[str, Ask | str] = {
         values=lambda now: sorted({0, 4, 8, now}),
     ),
     "lag": _on(_LONG_ROWS, _COLUMNS),
+    "lag_bytes": _on(_LONG_ROWS, _COLUMNS),
     "scan_tile": _on(_SHORT_SCANS),
     "scan_resident": _on(_SCANS, _probes("cumprod", (16384, 4096), without=_NO_Y)),
     "scan_step": _on(_SCANS),
@@ -229,6 +279,7 @@ FIELDS: dict[str, Ask | str] = {
     "scan_chunk": _RARE,
     "side": _by_side([((64, 2048, 512), 1)]),
     "narrow_side": _by_side([((8192, 8192), 0)]),
+    "ahead": _by_place((0, 1, 2)),
     "strips": _on(
         _probes("cumsum", (64, 2048, 512), 1), _probes("cumsum", (4096, 16384), 0, "f32")
     ),
@@ -254,9 +305,8 @@ FIELDS: dict[str, Ask | str] = {
     "join": _on(_LONG_ROWS, _COLUMNS),
     "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
     "paired": "what the architecture has",
-    "roomy": _on(
-        _probes("cumprod", (8192, 8192)), _probes("log_cumsum_exp", (8192, 8192)), values=_either
-    ),
+    "registers": _by_place((0, 64, 80, 96, 128, 168)),
+    "roomy": _on(_probes("cumprod", (8192, 8192)), values=_either),
 }
 
 

@@ -29,7 +29,8 @@ class Geometry:
     def offset(self, k: int) -> int:
         return (self.rows.offsets[k] + self.axis.offsets[k]) * self.item
 
-    def mode(self, k: int, output: bool = False) -> str:
+    def mode(self, k: int, output: bool = False, unit: bool = False) -> str:
+        """What `kernels.tiles` may rely on; "u" only where asked for with `unit`."""
         if not self.given[k]:
             return "n"
         along = [dim.strides[k] for dim in self.axis.dims]
@@ -37,7 +38,8 @@ class Geometry:
         many_rows = self.rows.size > 1
         if not output:
             if not any(along):
-                return "r"
+                beside = across[0] == 1 and self.rows.dims[0].extent > 1
+                return "u" if unit and beside and not any(s % 16 for s in across[1:]) else "r"
             if not any(across) and many_rows and self.axis.size > 1:
                 return "a"
         if len(along) == 1 and along[0] == 1:
@@ -45,6 +47,14 @@ class Geometry:
         if across[0] == 1 and self.rows.dims[0].extent > 1:
             return "c"
         return "s"
+
+    def near(self, r: int, c: int) -> bool:
+        """Whether no two elements of a tile of r rows by c steps are 2³¹ apart."""
+        inner, beside = self.axis.dims[0], self.rows.dims[0]
+        return all(
+            abs(a) * (c - 1) + abs(b) * (r - 1) < 2**31
+            for a, b in zip(inner.strides, beside.strides, strict=True)
+        )
 
     def arguments(self) -> list[tuple[str, Argument]]:
         """row_dims, each operand's row strides, axis_dims, each operand's axis strides."""
@@ -78,10 +88,10 @@ class Geometry:
                 names.append(f"axis_{name}")
                 for dim in self.axis.dims:
                     common = gcd(common, dim.strides[k])
-                if len(self.rows.dims) > 1:
-                    names.append(f"row_{name}:1")  # the first is 1
-                    for dim in self.rows.dims[1:]:
-                        common = gcd(common, dim.strides[k])
+            if modes[k] in ("c", "u") and len(self.rows.dims) > 1:
+                names.append(f"row_{name}:1")  # the first is 1
+                for dim in self.rows.dims[1:]:
+                    common = gcd(common, dim.strides[k])
         if not names:
             return 1, ()
         for size in (16, 4):

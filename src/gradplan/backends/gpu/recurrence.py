@@ -93,8 +93,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
 
     gates = ties is not None
     lines = not recomputes and {*modes} <= ({"c", "n"} if columns else {"t", "n"})
+    place, ahead = "lines", 0
     if columns and lines and not resident:
         for narrow in (False, True):
+            place = "narrow_side" if narrow else "side"
             side, m, v, most = table.side_of(kind, desc.element, narrow)
             r = min(up(beside.extent), max(1, side // (2 if wide and item > 2 else 1)))
             tiles = -(-beside.extent // r) * (row_count // beside.extent)
@@ -104,11 +106,13 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             m = max(2, m // 2)
         c = m * v
         warps = max(1, min(most, r * m // 32))
+        ahead = table.number_of(table.ahead, place, kind, desc.element)
     elif lines and not columns:
         v = max(1, 16 // item)
         tile, each = table.lines_of(kind, desc.element)
-        if wide and size == 1 and item == 4:  # f32 computed in f64
-            tile //= 2
+        if wide and size == 1:  # computed in f64
+            each = min(each, 8)
+            tile //= max(1, item // 2)
         resident = length <= tile
         c = max(2 * v, min(length, tile))
         r = min(up(beside.extent), max(1, tile // c)) if resident else 1
@@ -117,14 +121,17 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     else:
         lines = False
     along_tiles = -(-n // c)
+    full = n % c == 0 and beside.extent % r == 0
+    registers = 0
+    if full and not (resident or wide):
+        registers = table.number_of(table.registers, place, kind, desc.element)
     # Lest the assembler spill a few registers where it has more.
     tight = (
         table.roomy
         or resident
         or kind is ScanKind.CUMSUM
         or (columns and kind is ScanKind.LOG_CUMSUM_EXP)
-        or n % c != 0
-        or beside.extent % r != 0
+        or not full
     )
     window = table.side_window if columns else table.window
 
@@ -158,10 +165,12 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                     ("M", c // v),
                     ("V", v),
                     ("K", joins if lead else 1),
-                    ("FULL", n % c == 0 and beside.extent % r == 0),
+                    ("AHEAD", ahead if phase == "whole" else 0),
+                    ("PAIRS", ties is TieRule.LAST and desc.element in table.paired),
+                    ("FULL", full),
                 ),
                 warps=warps,
-                registers=all_registers(warps) if tight else 0,
+                registers=registers or (all_registers(warps) if tight else 0),
                 alignment=alignment,
                 aligned=aligned,
             )

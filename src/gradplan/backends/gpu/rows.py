@@ -55,7 +55,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     columns = beside.extent > 1 and (
         abs(beside.strides[lead]) < abs(inner.strides[lead]) or inner.extent == 1
     )
-    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
+    modes = [geometry.mode(k, output=k >= 3, unit=columns) for k in range(4)]
     size = 2 if desc.element is ElementKind.F64 else 1
     full = max(1, sum(mode in ("t", "c", "s", "a") for mode in modes[:3]))
     # Products keep more beside their rows, and so do rows side by side.
@@ -101,7 +101,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         and ties is TieRule.SPLIT
         and modes[1] == modes[3]
         and modes[1] in ("t", "c")
-        and {modes[0], modes[2]} == {"r"}
+        and {modes[0], modes[2]} <= {"r", "u"}
         and alignment == 16
     )
     pointers = pointers_of(geometry, sources, modes)
@@ -109,6 +109,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     if prod_kind:
         length = max(2, length)
     slots = _STATE_SLOTS.get(desc.op, 1)
+
+    place = ""  # of the number of registers in the table
 
     def step(
         phase: str,
@@ -125,6 +127,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         strided = "s" in modes and (prod_kind or phase == "lagged")
         if many > 1 or (prod_kind and r > 1) or strided or ordered:
             registers = all_registers(warps)
+        elif every and place and phase in ("lagged", "cluster"):
+            registers = table.number_of(table.registers, place, desc.op, desc.element)
         elif (
             (phase, warps, full, plain) == ("whole", 32, 1, True)
             and desc.element is ElementKind.BF16
@@ -152,6 +156,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
                 ("K", 1 if known == 1 else up(table.cluster) if not lead else _joined(r, table)),
                 ("PAIRS", paired and every),
+                ("NEAR", geometry.near(r, c)),
                 ("FULL", every),
             ),
             warps=warps,
@@ -181,13 +186,15 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     item = desc.element.size_bytes
     r = min(up(beside.extent), max(1, table.lagged_width // item)) if columns else 1
     room //= many
-    together = {"c" if columns else "t", "r", "n"}
+    place = "lagged_columns" if columns else "lagged_rows"
+    together = {"c" if columns else "t", "r", "u", "n"}
     if not {*modes} <= together or (columns and alignment < 16):  # a pointer for each element
         room = min(room, table.strided_tile // full // many)
         warps = max(1, room // 512)
+        place = ""
     each = max(1, room // warps)
     if columns and half:  # a cluster takes narrower strips
-        narrow = min(r, max(1, table.cluster_width // item))
+        narrow = min(r, max(1, table.width_of(desc.op) // item))
         if -(-n // max(2, min(length // 2, room // narrow))) <= table.cluster:
             r = narrow
     c = max(2, min(length // 2, room // r))
@@ -199,6 +206,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     states = Pointer(WORKSPACE, "fp64")
     pieces = f"rows are cut into {parts} parts"
     if parts <= table.cluster:
+        place = place and "cluster"
         return Program(
             steps=(step("cluster", r, c, warps, parts, parts, states),),
             runner=None,
@@ -234,7 +242,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     waits = table.lag > 0 and 2 * tiles * parts < TURNS
     # So many tiles are read ahead that their states are known in time, and no more than the cache
     # keeps, unless a row is longer.
-    ahead = min(tiles * parts, max(parts, table.lag))
+    reach = min(table.lag, max(1, table.lag_bytes // (c * r * item * full)))
+    ahead = min(tiles * parts, max(parts, reach))
     lagged = step("lagged", r, c, warps, parts, parts, states, ahead)
     return Program(
         steps=(lagged,) if waits else apart,
@@ -242,11 +251,11 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         counters=1 + tiles if waits else 0,
         runner=None,
         workspace_bytes=known.offset + 8 * slots * tiles * r,
-        reads=unread if waits and parts <= table.lag else {**twice, **unread},
+        reads=unread if waits and parts <= reach else {**twice, **unread},
         layout=layout,
         variant="lagged" if waits else "split",
         why=f"{pieces}, read twice in one launch, the second time from the cache"
-        + (" as far as it reaches" if parts > table.lag else "")
+        + (" as far as it reaches" if parts > reach else "")
         if waits
         else f"{pieces}, whose states are joined in order: two reads",
     )
@@ -314,6 +323,7 @@ def _map(
             *zip(("DY", "X", "Y", "OUT", "OUT2"), modes, strict=True),
             ("R", r),
             ("C", c),
+            ("NEAR", geometry.near(r, c)),
             ("FULL", n % c == 0 and lines % r == 0),
         ),
         warps=4,

@@ -19,6 +19,10 @@ Lines = tuple[tuple[str, int, int, int, int], ...]
 """By kind ("" for the others): two sizes for halves, two for the other types."""
 
 
+ByPlace = tuple[tuple[str, str, int, int], ...]
+"""By field of tiles and kind: a number for halves, one for f32."""
+
+
 Side = tuple[int, int, int, int]
 """How many rows side by side, in how many lines each, of how many elements; and warps."""
 
@@ -48,10 +52,13 @@ class Table:
     """The same where neighbouring rows are cut together ..."""
     lagged_width: int
     """... so many bytes of them ..."""
-    cluster_width: int
-    """... or so many of halves, where a cluster holds the rows."""
+    cluster_width: tuple[tuple[str, int], ...]
+    """... or so many of halves, by kind, where a cluster holds the rows."""
     lag: int
-    """So many parts are read before the first is read again, from the cache; 0: in two launches."""
+    """So many parts are read before the first is read again, from the cache (0: in two launches),
+    ..."""
+    lag_bytes: int
+    """... or so many bytes of them, if that is less."""
     strided_tile: int
     """The elements of a part, all operands together, that does not lie in runs."""
     cluster: int
@@ -93,6 +100,8 @@ class Table:
     """Rows of a scan that lie side by side, for halves and for the other types ..."""
     narrow_side: tuple[tuple[str, Side, Side], ...]
     """... and where that makes fewer tiles ..."""
+    ahead: ByPlace
+    """Of rows side by side, so many tiles before its turn what a tile reads is asked for."""
     strips: int
     """... than so many."""
     side_chunk: int
@@ -126,6 +135,9 @@ class Table:
     """Halves that the architecture compares two at a time."""
     roomy: bool = False
     """Whether scans must be given registers, lest the assembler spill a few."""
+    registers: ByPlace = ()
+    """The most registers of a thread, of full tiles: fewer, so that more programs run at a time,
+    or more than the assembler takes by itself; 0 leaves it to the rules."""
 
     def lines_of(self, kind: str, element: ElementKind) -> tuple[int, int]:
         """The tile of a scan's rows, and the elements a thread takes of it."""
@@ -138,6 +150,18 @@ class Table:
             if name in ("", kind):
                 return halves if half else others
         raise KeyError(kind)
+
+    def number_of(self, numbers: ByPlace, place: str, kind: str, element: ElementKind) -> int:
+        """What `registers` or `ahead` say for a kind where a field of tiles decides."""
+        for where, name, halves, others in numbers:
+            if where == place and name in ("", kind):
+                half = element in (ElementKind.F16, ElementKind.BF16)
+                return halves if half else others if element is ElementKind.F32 else 0
+        return 0
+
+    def width_of(self, kind: str) -> int:
+        """The bytes of rows of halves side by side that a cluster holds."""
+        return next(width for name, width in self.cluster_width if name in ("", kind))
 
     def lagged_of(self, kind: str, element: ElementKind, columns: bool) -> tuple[int, int]:
         """The elements of a part of a row or of rows side by side, and its warps."""
@@ -177,8 +201,9 @@ _SM_90 = Table(
         ("", 16384, 4, 8192, 4),
     ),
     lagged_width=128,
-    cluster_width=64,
+    cluster_width=(("softmax", 64), ("std", 64), ("prod", 64), ("", 128)),
     lag=352,
+    lag_bytes=18 << 20,
     strided_tile=4096,
     cluster=8,
     scan_tile=1024,
@@ -197,16 +222,26 @@ _SM_90 = Table(
     window=256,
     scan_chunk=32,
     side=(
-        ("cumsum", (64, 16, 16, 4), (64, 8, 16, 4)),
+        ("cumsum", (64, 8, 16, 4), (64, 16, 16, 4)),
         ("cumprod", (32, 16, 8, 4), (32, 8, 8, 4)),
         ("log_cumsum_exp", (32, 16, 8, 4), (32, 8, 8, 4)),
-        ("", (32, 16, 8, 8), (32, 8, 8, 4)),
+        ("", (32, 16, 16, 4), (32, 16, 8, 8)),
     ),
     narrow_side=(
-        ("cumsum", (16, 64, 8, 4), (16, 32, 8, 4)),
-        ("cumprod", (16, 16, 8, 2), (32, 16, 8, 4)),
-        ("log_cumsum_exp", (16, 32, 8, 4), (32, 8, 8, 4)),
-        ("", (32, 16, 8, 4), (16, 16, 8, 4)),
+        ("cumsum", (32, 32, 16, 8), (32, 16, 16, 4)),
+        ("cumprod", (32, 16, 8, 4), (32, 8, 8, 4)),
+        ("log_cumsum_exp", (32, 16, 8, 4), (32, 8, 8, 4)),
+        ("", (32, 16, 16, 4), (32, 16, 8, 8)),
+    ),
+    ahead=(
+        ("side", "cumsum", 0, 0),
+        ("side", "cumprod", 1, 0),
+        ("side", "log_cumsum_exp", 1, 1),
+        ("side", "", 0, 1),
+        ("narrow_side", "cumsum", 0, 0),
+        ("narrow_side", "cumprod", 1, 1),
+        ("narrow_side", "log_cumsum_exp", 1, 2),
+        ("narrow_side", "", 0, 1),
     ),
     strips=512,
     side_chunk=512,
@@ -214,7 +249,7 @@ _SM_90 = Table(
     lines=(
         ("cumsum", 4096, 32, 4096, 32),
         ("cumprod", 1024, 16, 1024, 8),
-        ("log_cumsum_exp", 1024, 32, 1024, 8),
+        ("log_cumsum_exp", 1024, 32, 1024, 16),
         ("", 1024, 8, 1024, 8),
     ),
     thread_words=32,
@@ -230,6 +265,30 @@ _SM_90 = Table(
     join=1024,
     join_lanes=32,
     paired=(ElementKind.F16, ElementKind.BF16),
+    registers=(
+        ("lines", "cumsum", 64, 0),
+        ("lines", "cummax", 80, 0),
+        ("lines", "cummin", 80, 0),
+        ("lines", "log_cumsum_exp", 128, 128),
+        ("side", "cumsum", 128, 0),
+        ("side", "cumprod", 168, 0),
+        ("side", "cummax", 255, 168),
+        ("side", "cummin", 255, 168),
+        ("narrow_side", "cumsum", 128, 128),
+        ("narrow_side", "cummax", 255, 168),
+        ("narrow_side", "cummin", 255, 168),
+        ("lagged_rows", "softmax", 80, 0),
+        ("lagged_rows", "log_softmax", 80, 168),
+        ("lagged_rows", "max", 96, 0),
+        ("lagged_rows", "min", 96, 0),
+        ("lagged_columns", "log_softmax", 0, 96),
+        ("lagged_columns", "max", 128, 0),
+        ("lagged_columns", "min", 128, 0),
+        ("lagged_columns", "var", 168, 96),
+        ("cluster", "softmax", 168, 0),
+        ("cluster", "max", 0, 80),
+        ("cluster", "min", 0, 80),
+    ),
 )
 
 _INTERPRETER = Table(
@@ -243,8 +302,9 @@ _INTERPRETER = Table(
     lagged_rows=(("", 128, 4, 64, 4),),
     lagged_columns=(("", 128, 4, 64, 4),),
     lagged_width=16,
-    cluster_width=8,
+    cluster_width=(("", 8),),
     lag=5,
+    lag_bytes=1 << 20,
     strided_tile=128,
     cluster=0,
     scan_tile=64,
@@ -264,6 +324,7 @@ _INTERPRETER = Table(
     scan_chunk=8,
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     narrow_side=(("", (4, 2, 4, 1), (2, 4, 2, 1)),),
+    ahead=(("side", "", 1, 0), ("narrow_side", "", 0, 2)),
     strips=3,
     side_chunk=12,
     side_window=2,
@@ -283,16 +344,17 @@ _INTERPRETER = Table(
 )
 
 
-_SM_80 = replace(_SM_90, roomy=True, cluster=0, paired=(ElementKind.F16,))
+_OTHERS = replace(_SM_90, registers=())  # what is enough was found by compiling for sm_90
+_SM_80 = replace(_OTHERS, roomy=True, cluster=0, paired=(ElementKind.F16,))
 _PROCESSORS = 132  # of the H200
 
 
-_TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80}
+_TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80, "sm_90": _SM_90}
 
 
 def table_of(arch: str, processors: int | None = None) -> Table:
     """The thresholds of an architecture, on a device with so many multiprocessors."""
-    table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else _SM_90)
+    table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else _OTHERS)
     if processors is None or processors == _PROCESSORS:
         return table
     return replace(table, fill=2 * processors)

@@ -55,6 +55,18 @@ def exp(x, ELEMENT: tl.constexpr):
 
 
 @triton.jit
+def rough_exp(x, power):
+    """exp(x) · 2^power, good enough for halves; 0 below 2⁻¹²⁶."""
+    exponent = x * 1.4426950408889634 + power  # which the compiler joins
+    if _INTERPRETED:  # which knows no assembler
+        return tl.exp2(exponent)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def exp_of_difference(x, y, ELEMENT: tl.constexpr):
     """exp(x − y); for f32, what the difference loses in rounding is multiplied in again."""
     d = x - y

@@ -19,6 +19,7 @@ from .arithmetic import (
     power_of_two,
     quotient,
     reciprocal,
+    rough_exp,
     rough_reciprocal,
     scaled,
 )
@@ -252,14 +253,22 @@ def apply(KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, s0, dy,
     if KIND == "softmax":
         return y * dy - y * s0[:, None].to(TYPE)  # dy − s might overflow
     elif KIND == "log_softmax":
-        return dy - times(exp(y, ELEMENT), s0[:, None], TYPE)
+        if ELEMENT == "f32" or ELEMENT == "f64":
+            return dy - times(exp(y, ELEMENT), s0[:, None], TYPE)
+        else:
+            # A power of two goes into the exponent: nothing gets lost that a half would show.
+            size = tl.abs(s0)
+            power = tl.where(size > 2.0**100, 60, tl.where(size < 2.0**-90, -30, 30))
+            factor = (s0 * power_of_two(-power)).to(tl.float32)
+            return dy - rough_exp(y, power[:, None].to(tl.float32)) * factor[:, None]
     elif KIND == "var":
         deviation = x - (s0 * q)[:, None].to(TYPE)
         return times(deviation, dy.to(tl.float64) * p, TYPE)
     elif KIND == "std":
-        deviation = x - (s0 * q)[:, None].to(TYPE)
         share = dy.to(tl.float64) * p / tl.where(y == 0.0, 1.0, y).to(tl.float64)
-        return tl.where(y == 0.0, 0.0, times(deviation, share, TYPE))
+        # Chosen before the products: as halves the compiler would choose them one by one.
+        deviation = tl.where(y == 0.0, 0.0, x - (s0 * q)[:, None].to(TYPE))
+        return times(deviation, tl.where(y == 0.0, 0.0, share), TYPE)
     elif TIES == "split":
         share = quotient(dy, s0[:, None].to(TYPE), ELEMENT)
         return tl.where(hit(x, y), share, 0.0)

@@ -12,13 +12,21 @@ neighbouring rows together; otherwise by one.
 import triton
 import triton.language as tl
 
-from .arithmetic import exp_of_difference
+from ..launch import interpreted
+from .arithmetic import exp_of_difference, power_of_two, rough_exp
 from .recurrence import affine, beats, careful_logs, extremum, join_span
-from .tiles import outer_offset, policy
+from .tiles import outer_offset, policy, tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
+_INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
 _RANGE = tl.constexpr(40.0)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_LN_2 = tl.constexpr(0.6931471805599453)
+_FAR = tl.constexpr(2.0**16)
+# To add and take away these rounds to a whole number.
+_EVEN = tl.constexpr(1.5 * 2.0**23)
+_EVEN_WIDE = tl.constexpr(1.5 * 2.0**52)
 
 
 @triton.jit
@@ -67,12 +75,49 @@ def last_gated(a1, s1, a2, s2):
 
 
 @triton.jit
+def mask(condition):
+    """All bits set, or none."""
+    return tl.where(condition, -1, 0)
+
+
+@triton.jit
 def chosen(gate, value):
     """A value, or 0, by its bits."""
     if value.dtype == tl.float32:
         return (value.to(tl.int32, bitcast=True) & gate).to(tl.float32, bitcast=True)
     else:
         return tl.where(gate != 0, value, 0.0)
+
+
+@triton.jit
+def even(x):
+    """The nearest number of the form E · ln 2, and E: from one to another is a power of two, but
+    for what rounding did to them."""
+    if x.dtype == tl.float32:
+        e = (x * _LOG2_E + _EVEN) - _EVEN
+    else:
+        e = (x * _LOG2_E + _EVEN_WIDE) - _EVEN_WIDE
+    return e * _LN_2, e
+
+
+@triton.jit
+def exp_between(ref, e, other, other_e):
+    """exp(ref − other) in f64, both as `even` gives them, |ref| below 2¹⁶."""
+    steps = e - other_e
+    rest = (ref - other) - steps * _LN_2
+    near = 1.0 + rest * (
+        1.0 + rest * (0.5 + rest * (1.0 / 6 + rest * (1.0 / 24 + rest * (1.0 / 120))))
+    )
+    return near * power_of_two(tl.minimum(tl.maximum(steps, -1000.0), 1000.0).to(tl.int32))
+
+
+@triton.jit
+def weight_of(x, y, ELEMENT: tl.constexpr):
+    """exp(x − y), y finite; of halves 0 where f32 would be subnormal."""
+    if ELEMENT == "f32" or ELEMENT == "f64":
+        return exp_of_difference(x, y, ELEMENT)
+    else:
+        return rough_exp(x - y, 0.0)
 
 
 @triton.jit
@@ -124,11 +169,32 @@ def along(index, steps, SIDE: tl.constexpr):
 
 
 @triton.jit
-def line_of(
-    pointer, base, steps, start, row_mask, n, TYPE: tl.constexpr,
-    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
+def bring(pointer, base, steps, begin, n, R: tl.constexpr, C: tl.constexpr):
+    """Ask the second cache for C steps of R rows side by side."""
+    if not _INTERPRETED:
+        ITEM: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
+        PIECE: tl.constexpr = min(R, 64 // ITEM)
+        PIECES: tl.constexpr = R // PIECE
+        lane = tl.arange(0, C * PIECES)
+        place = tl.minimum(tl.maximum(begin + lane // PIECES, 0), n - 1)
+        source = pointer + base + place.to(tl.int64) * steps[0] + (lane % PIECES) * PIECE
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [source.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def raw_line_of(
+    pointer, base, steps, start, row_mask, n,
+    SIDE: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
 ):  # fmt: skip
-    """The V elements of each line, in memory order; 0 where there are none."""
+    """The V elements of each line as they are stored, in memory order; 0 where there are none:
+    a tile [L, V], or V columns where rows lie side by side."""
     kept: tl.constexpr = policy(SPENT)
     if SIDE:
         found = ()
@@ -137,19 +203,83 @@ def line_of(
             if FULL:
                 value = tl.load(source, eviction_policy=kept)
             else:
-                mask = row_mask & (start + j < n)
-                value = tl.load(source, mask=mask, other=0.0, eviction_policy=kept)
-            found = found + (value.to(TYPE),)
+                there = row_mask & (start + j < n)
+                value = tl.load(source, mask=there, other=0.0, eviction_policy=kept)
+            found = found + (value,)
         return found
     else:
         index = start[:, None] + tl.arange(0, V)[None, :]
         source = pointer + base[:, None] + index
         if FULL:
-            value = tl.load(source, eviction_policy=kept)
+            return tl.load(source, eviction_policy=kept)
         else:
-            mask = row_mask[:, None] & (index < n)
-            value = tl.load(source, mask=mask, other=0.0, eviction_policy=kept)
-        return columns_of(value.to(TYPE), L, V)
+            there = row_mask[:, None] & (index < n)
+            return tl.load(source, mask=there, other=0.0, eviction_policy=kept)
+
+
+@triton.jit
+def line_of(
+    pointer, base, steps, start, row_mask, n, TYPE: tl.constexpr,
+    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
+):  # fmt: skip
+    """The same as V columns to compute with."""
+    raw = raw_line_of(pointer, base, steps, start, row_mask, n, SIDE, V, FULL, SPENT)
+    return widened_line(raw, TYPE, SIDE, L, V)
+
+
+@triton.jit
+def widened_line(raw, TYPE: tl.constexpr, SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr):
+    if SIDE:
+        found = ()
+        for j in tl.static_range(0, V):
+            found = found + (raw[j].to(TYPE),)
+        return found
+    else:
+        return columns_of(raw.to(TYPE), L, V)
+
+
+@triton.jit
+def leads_of(x, y, ELEMENT: tl.constexpr, PAIRS: tl.constexpr, SIDE: tl.constexpr,
+             L: tl.constexpr, V: tl.constexpr):  # fmt: skip
+    """Of V columns, where x is the running extremum y or NaN, as masks."""
+    if SIDE:
+        found = ()
+        for j in tl.static_range(0, V):
+            found = found + (leads(x[j], y[j], ELEMENT, PAIRS),)
+        return found
+    else:
+        return columns_of(leads(x, y, ELEMENT, PAIRS), L, V)
+
+
+@triton.jit
+def leads(x, y, ELEMENT: tl.constexpr, PAIRS: tl.constexpr):
+    """The same of one of them. By an assembler's hand: the compiler would turn masks into
+    conditions, of which there are only seven at a time. PAIRS: halves, compared two by two."""
+    if PAIRS:
+        CODE: tl.constexpr = (
+            "{ .reg .b32 a, b; set.eq.u32.TYPEx2 a, $2, $3; set.neu.u32.TYPEx2 b, $2, $2; "
+            "or.b32 a, a, b; prmt.b32 $0, a, 0, 0x0000; prmt.b32 $1, a, 0, 0x2222; }"
+        )
+        return tl.inline_asm_elementwise(
+            typed(CODE, ELEMENT), "=r,=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=2
+        )
+    elif ELEMENT == "f64" or _INTERPRETED:
+        return mask((x == y) | (x != x))
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b; set.eq.u32.f32 a, $1, $2; set.neu.u32.f32 b, $1, $1; "
+            "or.b32 $0, a, b; }",
+            "=r,r,r",
+            [x.to(tl.float32), y.to(tl.float32)],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.constexpr_function
+def typed(code, element):
+    return code.replace("TYPE", element)
 
 
 @triton.jit
@@ -206,6 +336,8 @@ def scan_lines(
     M: tl.constexpr,
     V: tl.constexpr,
     K: tl.constexpr,
+    PAIRS: tl.constexpr,
+    AHEAD: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """`steps` tiles of M lines a row, R rows a program; the phases are those of `scan_tile`.
@@ -213,6 +345,8 @@ def scan_lines(
     PHASE "lagged": every chunk is read twice, by two programs of one launch, the second so shortly
     after the first that it finds the chunk in the cache. In between the last of `window` chunks
     joins their carries, and hands on what leaves them in `links`, behind the carries.
+
+    PAIRS: halves of cummax and cummin, which are compared two at a time.
     """
     tiles_along = tl.cdiv(n, M * V)
     chunks = tl.cdiv(tiles_along.to(tl.int32), steps)  # programs are counted in 32 bits
@@ -232,14 +366,16 @@ def scan_lines(
             lines_chunk(
                 dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
-                KIND, TIES, ELEMENT, X, Y, "second", FLIP, WIDE, SIDE, R, M, V, FULL,
+                KIND, TIES, ELEMENT, X, Y, "second", FLIP, WIDE, SIDE, R, M, V, PAIRS,
+                0, FULL,
             )  # fmt: skip
             leave(counter, members + (number + 1 < windows).to(tl.int32))
         else:
             lines_chunk(
                 dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
-                KIND, TIES, ELEMENT, X, Y, "partial", FLIP, WIDE, SIDE, R, M, V, FULL,
+                KIND, TIES, ELEMENT, X, Y, "partial", FLIP, WIDE, SIDE, R, M, V, PAIRS,
+                0, FULL,
             )  # fmt: skip
             if arrive(counter, members):
                 lane = tl.arange(0, R)
@@ -266,7 +402,8 @@ def scan_lines(
             dy, x, y, out, carries, counters, row_dims, row_dy, row_x, row_y, row_out,
             axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, pid // chunks, pid % chunks,
             chunks, tl.num_programs(0).to(tl.int64) * R,
-            KIND, TIES, ELEMENT, X, Y, PHASE, FLIP, WIDE, SIDE, R, M, V, FULL,
+            KIND, TIES, ELEMENT, X, Y, PHASE, FLIP, WIDE, SIDE, R, M, V, PAIRS, AHEAD,
+            FULL,
         )  # fmt: skip
 
 
@@ -276,7 +413,8 @@ def lines_chunk(
     axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, X: tl.constexpr,
     Y: tl.constexpr, PHASE: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
-    SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr, V: tl.constexpr, PAIRS: tl.constexpr,
+    AHEAD: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """A chunk of a tile of rows, from its far end; "second" is the second read of "lagged"."""
     C: tl.constexpr = M * V
@@ -290,15 +428,14 @@ def lines_chunk(
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     AXIS: tl.constexpr = 0 if SIDE else 1
     tiles_along = tl.cdiv(n, C)
+    outer, first = tile_row(tile, row_dims, R)
     tile = tile.to(tl.int64)
-    tiles = tl.cdiv(row_dims[0], R)
-    outer = tile // tiles
     line = tl.arange(0, L)
     if SIDE:
-        rows = (tile % tiles) * R + line % R
+        rows = first + line % R
         number = line // R
     else:
-        rows = (tile % tiles) * R + line // M
+        rows = first + line // M
         number = line % M
     row_mask = rows < row_dims[0]
     dy_base = row_base(outer, rows, row_dims, row_dy, SIDE)
@@ -308,9 +445,17 @@ def lines_chunk(
     if Y != "n":
         y_base = row_base(outer, rows, row_dims, row_y, SIDE)
     lane = tl.arange(0, R)
+    lane_mask = first + lane < row_dims[0]
+    if KIND == "log_cumsum_exp":
+        y_lane = row_base(outer, first + lane, row_dims, row_y, SIDE)
     slot = (tile * chunks + chunk) * R + lane
     carry = tl.zeros((R,), tl.float64)
     factor = tl.full((R,), 1.0, tl.float64)
+    # A carry of log-cumsum-exp is in terms of the y that it comes from (bare), between tiles of
+    # their reference.
+    bare = tl.full((), 1, tl.int32)
+    prior = tl.zeros((R,), tl.float64)
+    prior_e = prior
     if PHASE == "apply":
         carry = tl.load(carries + slot)
     begin_part = chunk.to(n.dtype) * steps
@@ -334,6 +479,14 @@ def lines_chunk(
         after = start + V if UP else start - 1
         before = start - 1 if UP else start + V
         last = tl.minimum(begin + C, n) - 1
+        if AHEAD > 0:
+            # What a later tile reads is on its way from memory before its turn.
+            to_come = begin + AHEAD * C if FLIP else begin - AHEAD * C
+            bring(dy, row_base(outer, first, row_dims, row_dy, SIDE), axis_dy, to_come, n, R, C)
+            if X != "n":
+                bring(x, row_base(outer, first, row_dims, row_x, SIDE), axis_x, to_come, n, R, C)
+            if Y != "n":
+                bring(y, row_base(outer, first, row_dims, row_y, SIDE), axis_y, to_come, n, R, C)
         d = line_of(
             dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT
         )  # fmt: skip
@@ -346,23 +499,29 @@ def lines_chunk(
             # y never falls, and a NaN stays: its ends tell all.
             low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
             high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
-            usual = (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
-            ref = tl.where(row_mask, (high + low) * 0.5, 0.0)
+            ref, _ = even(tl.where(row_mask, (high + low) * 0.5, 0.0))
+            usual = (low > high - _RANGE) & (tl.abs(ref) < _FAR)
             g = ()
             for j in tl.static_range(0, V):
-                term = d[j] * exp_of_difference(ref, v[j], ELEMENT)
+                term = d[j] * weight_of(ref, v[j], ELEMENT)
                 if not FULL:
                     term = tl.where(start + j < n, term, 0.0)
                 g = g + (term,)
             d = g
-            one = tiled(number == M - 1, SIDE, R, M)
-            ref_row = picked(tiled(ref, SIDE, R, M), one, AXIS).to(tl.float64)
-            own = tl.exp(picked(tiled(low, SIDE, R, M), one, AXIS).to(tl.float64) - ref_row)
-            onward = own
+            # The same once a row, and what has arrived there in its terms.
+            low = edge_of(y, y_lane, axis_y, near_end + lane * 0, lane_mask, n, TYPE, SIDE)
+            high = edge_of(y, y_lane, axis_y, far_end + lane * 0, lane_mask, n, TYPE, SIDE)
+            ref_row, e_row = even(tl.where(lane_mask, (high + low) * 0.5, 0.0))
+            ref_row, e_row = ref_row.to(tl.float64), e_row.to(tl.float64)
+            y_past = tl.zeros((R,), tl.float64)
+            onward = y_past
             if PHASE != "resident":
-                y_past = edge_of(y, y_base, axis_y, past + block * 0, row_mask, n, TYPE, SIDE)
-                y_past = picked(tiled(y_past, SIDE, R, M), one, AXIS).to(tl.float64)
-                onward = tl.exp(ref_row - y_past)
+                y_past = edge_of(y, y_lane, axis_y, past + lane * 0, lane_mask, n, TYPE, SIDE)
+                y_past = y_past.to(tl.float64)
+                if bare == 1:
+                    onward = tl.exp(ref_row - y_past)
+                else:
+                    onward = exp_between(ref_row, e_row, prior, prior_e)
         # c of each place, in memory order: what S of the next place is multiplied by, or gated.
         c = d
         if MODE == "affine":
@@ -374,23 +533,23 @@ def lines_chunk(
                 edge = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 w = shifted(w, edge, FLIP, V)
         elif MODE == "gate":
-            v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+            v = raw_line_of(y, y_base, axis_y, start, row_mask, n, SIDE, V, FULL, SPENT)
             y_after = edge_of(y, y_base, axis_y, after, row_mask, n, TYPE, SIDE)
             wins = ()
             if TIES == "first":
                 y_before = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
+                v = widened_line(v, TYPE, SIDE, L, V)
                 m = shifted(v, y_before, FLIP, V)
                 for j in tl.static_range(0, V):
-                    wins = wins + (beats(TIES, extremum(KIND, v[j]), extremum(KIND, m[j])),)
+                    wins = wins + (mask(beats(TIES, extremum(KIND, v[j]), extremum(KIND, m[j]))),)
                 nearer = v[V - 1] if UP else v[0]
                 wins_after = beats(TIES, extremum(KIND, y_after), extremum(KIND, nearer))
             else:
-                u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
-                for j in tl.static_range(0, V):
-                    wins = wins + ((u[j] == v[j]) | (u[j] != u[j]),)
+                u = raw_line_of(x, x_base, axis_x, start, row_mask, n, SIDE, V, FULL, SPENT)
+                wins = leads_of(u, v, ELEMENT, PAIRS, SIDE, L, V)
                 x_after = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
                 wins_after = (x_after == y_after) | (x_after != x_after)
-            c = shifted(wins, wins_after, UP, V)
+            c = shifted(wins, mask(wins_after), UP, V)
         # Through the line, from the far side: (a, s) for all behind the line.
         if MODE == "sum":
             if UP:
@@ -412,11 +571,11 @@ def lines_chunk(
                     if MODE == "affine":
                         gate = tl.where(exists, gate, 1.0)
                     else:
-                        gate = gate & exists
+                        gate = gate & mask(exists)
                 if MODE == "affine":
                     f = f + (gate,)
                 else:
-                    f = f + (tl.where(gate, 0, -1),)
+                    f = f + (~gate,)
             if not FULL:
                 kept = ()
                 for j in tl.static_range(0, V):
@@ -503,14 +662,14 @@ def lines_chunk(
                         weight = tl.where((previous >= 0) & (previous < n), weight, 1.0)
                     S = weight * S
                 elif KIND == "log_cumsum_exp":
-                    e = exp_of_difference(u[j], ref, ELEMENT)
-                    S = tl.where(u[j] == -_INFINITY, 0.0, e * S)
+                    # Where u is −∞ it is 0: S is finite, or the tile takes the careful way.
+                    S = weight_of(u[j], ref, ELEMENT) * S
                 elif MODE == "gate":
                     if not FULL or j == NEAR:
                         begins = start + j == 0 if UP else start + j == n - 1
-                        S = tl.where(wins[j] | begins, S, 0.0)
+                        S = chosen(wins[j] | mask(begins), S)
                     else:
-                        S = tl.where(wins[j], S, 0.0)
+                        S = chosen(wins[j], S)
                 results = results + (S,)
         if KIND == "log_cumsum_exp":
             # What overflows, or is not finite in dy, shows at the first place.
@@ -519,23 +678,26 @@ def lines_chunk(
                 finite = finite & (~carried | (tl.abs(arriving.to(TYPE)) < _INFINITY))
             good = tl.min(tl.where(row_mask & ~usual, 0, 1), 0)
             ok = good * tl.min(tl.where(finite, 1, 0), 0)
-            new_s = own * total_s
-            new_a = own * onward
             if ok == 1:
                 if PHASE != "partial":
                     store_lines(
                         out, out_base, axis_out, start, row_mask, n, results,
                         SIDE, L, V, FULL, SPENT,
                     )  # fmt: skip
+                else:
+                    factor = factor * tl.exp(low.to(tl.float64) - y_past)
+                carry = total_s
+                bare = bare * 0
             else:
                 span = begin + tl.arange(0, C)
-                row_lane = (tile % tiles) * R + lane
-                at = (outer, row_lane, span, row_lane < row_dims[0], span < n)
+                at = (outer, first + lane, span, lane_mask, span < n)
                 s_in = tl.zeros((R,), tl.float64)
                 if PHASE != "resident":
+                    if bare == 0:
+                        carry = carry * tl.exp(y_past - prior)
                     s_in = tl.where(carried, carry, 0.0)
                 HOW: tl.constexpr = "c" if SIDE else "t"
-                new_a, new_s = careful_logs(
+                new_a, carry = careful_logs(
                     (dy, x, y, out),
                     (row_dims, row_dy, axis_dims, axis_dy),
                     (row_dims, row_x, axis_dims, axis_x),
@@ -543,8 +705,9 @@ def lines_chunk(
                     (row_dims, row_out, axis_dims, axis_out),
                     at, n, s_in, HOW, HOW, HOW, HOW, PHASE, FLIP, R, C,
                 )  # fmt: skip
-            carry = new_s
-            factor = factor * new_a
+                factor = factor * new_a
+                bare = bare * 0 + 1
+            prior, prior_e = ref_row, e_row
         else:
             if PHASE != "partial":
                 store_lines(
@@ -553,6 +716,11 @@ def lines_chunk(
             carry = total_s
             factor = factor * total_a
     if PHASE == "partial":
+        if KIND == "log_cumsum_exp":
+            if bare == 0:
+                first_place = begin_part * C if UP else tl.minimum((begin_part + count) * C, n) - 1
+                low = edge_of(y, y_lane, axis_y, first_place + lane * 0, lane_mask, n, TYPE, SIDE)
+                carry = carry * tl.exp(low.to(tl.float64) - prior)
         tl.store(carries + slot, carry)
         tl.store(carries + total + slot, factor)
 

@@ -24,6 +24,7 @@ from .tiles import (
     axis_offset,
     fetch,
     fetch_raw,
+    nearby,
     place,
     policy,
     put,
@@ -66,6 +67,7 @@ def map_tiles(
     OUT2: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    NEAR: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """Nothing depends on anything: a program takes one tile."""
@@ -73,8 +75,10 @@ def map_tiles(
     pid = tl.program_id(0)
     steps = tl.cdiv(n, C).to(tl.int32)
     outer, rows = tile_rows(pid // steps, row_dims, R)
-    index = (pid % steps).to(n.dtype) * C + tl.arange(0, C)
-    at = (outer, rows, index, rows < row_dims[0], index < n)
+    begin = (pid % steps).to(n.dtype) * C
+    index = begin + tl.arange(0, C)
+    near = nearby(pid // steps, row_dims, begin, R, C, NEAR)
+    at = (outer, rows, index, rows < row_dims[0], index < n, near)
     a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
     b = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, WIDE, FULL)
     c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL)
@@ -125,6 +129,7 @@ def row_tiles(
     K: tl.constexpr,
     CAREFUL: tl.constexpr,
     PAIRS: tl.constexpr,
+    NEAR: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
@@ -152,7 +157,8 @@ def row_tiles(
                 dy, x, y, out, joined, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
                 n, p, q, parts, 1, tile, part, total,
-                KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, FULL,
+                KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, NEAR,
+                FULL,
             )  # fmt: skip
             leave(counter, parts)
         else:
@@ -160,7 +166,8 @@ def row_tiles(
                 dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
                 n, p, q, parts, 1, tile, part, total,
-                KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, FULL,
+                KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, NEAR,
+                FULL,
             )  # fmt: skip
             if arrive(counter, parts):
                 join_tile(states, joined, tile, total, parts, KIND, TIES, R, K)
@@ -176,7 +183,7 @@ def row_tiles(
             dy, x, y, out, states, counters, row_dims, row_dy, row_x, row_y, row_out,
             axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
             n, p, q, parts, known, tile, part, tl.num_programs(0).to(tl.int64) * R,
-            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, FULL,
+            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, NEAR, FULL,
         )  # fmt: skip
 
 
@@ -188,7 +195,7 @@ def row_tile(
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr, PAIRS: tl.constexpr,
-    FULL: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One part of a tile of rows, in one of the phases of `row_tiles`; "second" is the second read
     of "lagged". `total` is the number of states of all parts."""
@@ -213,15 +220,17 @@ def row_tile(
         H: tl.constexpr = C // 2
         first = begin + tl.arange(0, H)
         second = first + H
-        at_a = (outer, rows, first, row_mask, first < n)
-        at_b = (outer, rows, second, row_mask, second < n)
+        near_a = nearby(tile, row_dims, begin, R, H, NEAR)
+        near_b = nearby(tile, row_dims, begin + H, R, H, NEAR)
+        at_a = (outer, rows, first, row_mask, first < n, near_a)
+        at_b = (outer, rows, second, row_mask, second < n, near_b)
         raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, SPENT)
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, SPENT)
-        here = (outer, rows, first, row_mask, row_mask)
+        here = (outer, rows, first, row_mask, row_mask, near_a)
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
         b = tl.broadcast_to(widened(raw_b, X, WIDE), (R, H))
-        if X == "r" and not FULL:  # one value a row, beyond its end too
+        if (X == "r" or X == "u") and not FULL:  # one value a row, beyond its end too
             a = tl.where((first < n)[None, :], a, 1.0)
             b = tl.where((second < n)[None, :], b, 1.0)
         if STATE:
@@ -232,7 +241,7 @@ def row_tile(
     else:
         index = begin + tl.arange(0, C)
         mask = index < n
-        at = (outer, rows, index, row_mask, mask)
+        at = (outer, rows, index, row_mask, mask, nearby(tile, row_dims, begin, R, C, NEAR))
         raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL, SPENT)
         raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, SPENT)
         raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, SPENT)

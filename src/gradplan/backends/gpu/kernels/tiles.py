@@ -3,14 +3,16 @@
 A problem is rows × axis, each a nest of dimensions collapsed by `geometry.nest`, innermost first.
 A tile holds up to R rows (neighbours along the innermost row dimension) by C steps of the axis; a
 place `at` is (outer, rows, index, row_mask, axis_mask): the number of the tile above the innermost
-row dimension, the rows within it, the steps of the axis, and which of both exist. An operand's
-`steps` are (row extents, row strides, axis extents, axis strides), and its MODE says what the
-compiler may rely on:
+row dimension, the rows within it, the steps of the axis, and which of both exist. With a sixth,
+`near`, only what differs between the elements of a tile is worked out for each of them, in 32 bits
+where that is enough (see `nearby`). An operand's `steps` are (row extents, row strides, axis
+extents, axis strides), and its MODE says what the compiler may rely on:
 
 - "t": its steps along the axis are 1;
 - "c": its rows are neighbours in memory (step 1), the axis is strided;
 - "s": any strides;
 - "r": one value a row, whatever the place on the axis;
+- "u": the same, and the values of neighbouring rows are neighbours in memory;
 - "a": one value a place on the axis, whatever the row;
 - "n": absent.
 """
@@ -24,13 +26,34 @@ _INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
-def tile_rows(tile, extents, R: tl.constexpr):
-    """The number of a tile above the innermost row dimension, and its rows within that."""
+def tile_row(tile, extents, R: tl.constexpr):
+    """The number of a tile above the innermost row dimension, and its first row within that."""
     if len(extents) == 1:
-        return 0, tile.to(tl.int64) * R + tl.arange(0, R)
+        return tl.full((), 0, tl.int64), tile.to(tl.int64) * R
     else:
         tiles = tl.cdiv(extents[0], R).to(tl.int32)
-        return (tile // tiles).to(tl.int64), (tile % tiles).to(tl.int64) * R + tl.arange(0, R)
+        return (tile // tiles).to(tl.int64), (tile % tiles).to(tl.int64) * R
+
+
+@triton.jit
+def tile_rows(tile, extents, R: tl.constexpr):
+    """The same, and all its rows."""
+    outer, first = tile_row(tile, extents, R)
+    return outer, first + tl.arange(0, R)
+
+
+@triton.jit
+def nearby(tile, extents, begin, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr):
+    """A tile's place from one first element: (row, rows beyond it, step, steps beyond it).
+
+    NEAR says that no two elements of a tile are 2³¹ apart in any operand.
+    """
+    _, row = tile_row(tile, extents, R)
+    lane, step = tl.arange(0, R), tl.arange(0, C)
+    if NEAR:
+        return row, lane, begin, step
+    else:
+        return row, lane.to(tl.int64), begin, step.to(tl.int64)
 
 
 @triton.jit
@@ -60,21 +83,38 @@ def axis_offset(index, extents, strides):
 def place(pointer, MODE: tl.constexpr, at, steps):
     """Pointers of shape [R, C], [R, 1] or [1, C]."""
     base = pointer + outer_offset(at[0], steps[0], steps[1])
-    if MODE == "c":
+    UNIT: tl.constexpr = MODE == "c" or MODE == "u"
+    if len(at) > 5:
+        row, lane, begin, step = at[5]
+        if MODE != "a":
+            base += row if UNIT else row * steps[1][0]
+        across = lane[:, None]
+        if not UNIT:
+            across *= steps[1][0].to(lane.dtype)
+        if MODE == "t":
+            base += begin
+            along = step[None, :]
+        elif MODE == "r" or MODE == "u":
+            along = across
+        elif len(steps[2]) == 1:
+            base += begin.to(tl.int64) * steps[3][0]
+            along = (step * steps[3][0].to(step.dtype))[None, :]
+        else:
+            along = axis_offset(at[2], steps[2], steps[3])[None, :]
+    else:
         across = at[1][:, None]
-    else:
-        across = at[1][:, None].to(tl.int64) * steps[1][0]
-    if MODE == "r":
-        return base + across
-    else:
+        if not UNIT:
+            across = across.to(tl.int64) * steps[1][0]
         if MODE == "t":
             along = at[2][None, :]
         else:
             along = axis_offset(at[2], steps[2], steps[3])[None, :]
-        if MODE == "a":
-            return base + along
-        else:
-            return base + across + along
+    if MODE == "r" or MODE == "u":
+        return base + across
+    elif MODE == "a":
+        return base + along
+    else:
+        return base + (across + along)
 
 
 @triton.jit
@@ -95,10 +135,11 @@ def fetch_raw(
         return 0.0
     else:
         source = place(pointer, MODE, at, steps)
-        kept: tl.constexpr = policy(SPENT and MODE != "r" and MODE != "a")
+        few: tl.constexpr = MODE == "r" or MODE == "u" or MODE == "a"
+        kept: tl.constexpr = policy(SPENT and not few)
         if FULL:
             return tl.load(source, eviction_policy=kept)
-        elif MODE == "r":
+        elif MODE == "r" or MODE == "u":
             return tl.load(source, mask=at[3][:, None], other=other)
         elif MODE == "a":
             return tl.load(source, mask=at[4][None, :], other=other)
