@@ -357,7 +357,10 @@ class Plan:
         `views` follow the order of the operands. Indices of higher rank (`index_shape`), which
         functions pass, stand for all of an embedding's leading axes.
         """
-        key = (index_shape, *views, *map(_layout_of, views.values()))
+        if len(views) == len(self._operands):
+            key: tuple[Any, ...] = (index_shape, *map(_layout_of, views.values()))
+        else:
+            key = (index_shape, *views, *map(_layout_of, views.values()))
         program = self._examined.get(key)
         if program is None:
             program = self._examine(views, index_shape)
@@ -368,7 +371,7 @@ class Plan:
             out = views.get(name)
             if out is None:
                 continue
-            if not out.writable:
+            if out.layout.writable is not True and not out.writable:
                 raise self._read_only(name)
             if not apart(out, views, self._same):
                 self._check_overlaps(views)

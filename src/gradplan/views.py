@@ -409,10 +409,10 @@ def _view_torch(array: Any, name: str) -> View:
     try:
         # On the CPU the device is left out of the key: comparing it would cost more than asking.
         # The layout too: what is not strided has no data pointer.
-        if array.is_cpu:
-            key: Any = (array.shape, array.stride(), array.dtype)
-        elif array.is_cuda:
-            key = (array.shape, array.stride(), array.dtype, array.get_device())
+        if array.is_cuda:
+            key: Any = (array.shape, array.stride(), array.dtype, array.get_device())
+        elif array.is_cpu:
+            key = (array.shape, array.stride(), array.dtype)
         else:
             key = (array.shape, array.stride(), array.dtype, array.layout, array.device)
         layout = _TORCH_LAYOUTS.get(key)

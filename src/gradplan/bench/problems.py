@@ -19,7 +19,7 @@ from ..registry import KindSpec, Need
 from ..sku import PlanPreference
 from .forwards import LERP_WEIGHT, forward
 from .lazy import needed
-from .workloads import SLICE_START, Draw, Workload
+from .workloads import SLICE_START, Draw, Workload, memory_order
 
 __all__ = ["FAMILIES", "Problem", "build", "dtype_of", "floor_bytes", "question"]
 
@@ -172,6 +172,10 @@ def _place(tensor: Any, layout: str) -> Any:
     if layout == "transposed":
         turned = tuple(reversed(range(tensor.dim())))
         return tensor.permute(turned).contiguous().permute(turned)
+    if layout == "permuted":
+        order = memory_order(tensor.dim())
+        back = tuple(order.index(axis) for axis in range(tensor.dim()))
+        return tensor.permute(order).contiguous().permute(back)
     if layout == "sliced":
         *outer, n = tensor.shape
         wide = tensor.new_zeros((*outer, n + 2 * SLICE_START))

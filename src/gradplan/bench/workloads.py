@@ -29,14 +29,21 @@ __all__ = [
     "Workload",
     "custom",
     "defaults",
+    "memory_order",
     "read_cases",
     "strides_of",
 ]
 
 SLICE_START = 64
-LAYOUTS = ("contiguous", "transposed", "sliced")
-"""How all arrays of a case lie: in C order; in Fortran order; as `[..., 64:64 + n]` of wider ones.
+LAYOUTS = ("contiguous", "transposed", "sliced", "permuted")
+"""How all arrays of a case lie: in C order; in Fortran order; as `[..., 64:64 + n]` of wider ones;
+with every second axis inside the others.
 """
+
+
+def memory_order(rank: int) -> tuple[int, ...]:
+    """The axes of a permuted array, outermost first."""
+    return (*range(0, rank, 2), *range(1, rank, 2))
 
 
 class Reach(StrEnum):
@@ -99,6 +106,7 @@ CUDA = (
     Workload("flat", (1 << 26,), axis=0, reach=Reach.MAP),
     Workload("transposed", (8192, 8192), layout="transposed", reach=Reach.EVERY_ELEMENT),
     Workload("sliced", (8192, 8192), layout="sliced", reach=Reach.EVERY_ELEMENT),
+    Workload("permuted", (32, 16, 64, 32, 64), 4, layout="permuted", reach=Reach.EVERY_ELEMENT),
     Workload("large_uniform", (128256, 4096, 32768), reach=Reach.EMBEDDING),
     Workload("large_zipf", (128256, 4096, 32768), draw=Draw.ZIPF, reach=Reach.EMBEDDING),
     Workload("small_zipf", (50304, 768, 262144), draw=Draw.ZIPF, reach=Reach.EMBEDDING),
@@ -120,6 +128,7 @@ QUICK = (
     Workload("flat", (4099,), axis=0, reach=Reach.MAP),
     Workload("transposed", (48, 66), layout="transposed", reach=Reach.EVERY_ELEMENT),
     Workload("sliced", (48, 66), layout="sliced", reach=Reach.EVERY_ELEMENT),
+    Workload("permuted", (2, 3, 5, 4, 6), 4, layout="permuted", reach=Reach.EVERY_ELEMENT),
     Workload("uniform", (90, 34, 200), reach=Reach.EMBEDDING),
     Workload("zipf", (90, 34, 200), draw=Draw.ZIPF, reach=Reach.EMBEDDING),
     Workload("same", (90, 34, 200), draw=Draw.SAME, reach=Reach.EMBEDDING),
@@ -215,6 +224,10 @@ def strides_of(desc: Any, layout: str, without: Collection[str] = ()) -> dict[st
             made[operand.name] = c_strides(shape[::-1])[::-1]
         elif layout == "sliced":
             made[operand.name] = c_strides((*shape[:-1], shape[-1] + 2 * SLICE_START))
+        elif layout == "permuted":
+            order = memory_order(len(shape))
+            inner = dict(zip(order, c_strides([shape[axis] for axis in order]), strict=True))
+            made[operand.name] = tuple(inner[axis] for axis in range(len(shape)))
         else:
             made[operand.name] = c_strides(shape)
     return made

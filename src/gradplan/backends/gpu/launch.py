@@ -366,25 +366,46 @@ class _Call:
         )
 
 
+class _Calls:
+    """The launches of a program, and where in their arguments addresses go."""
+
+    __slots__ = ("aligned", "all", "slots")
+
+    def __init__(self, calls: list[_Call]) -> None:
+        self.all = calls
+        self.slots = [
+            (call.block, word, pointer.operand, pointer.offset)
+            for call in calls
+            for word, pointer in call.pointers
+        ]
+        self.aligned = 0
+
+    def launch(self, device: int, stream: int) -> None:
+        for call in self.all:
+            call.stream.value = stream
+            code = call.launch(*call.arguments)
+            if code:
+                _launch_again(code, call, device)
+
+
 class Bound:
     """Launches whose addresses are known."""
 
     __slots__ = ("_calls", "device", "owned")
 
-    def __init__(self, calls: list[_Call], device: int) -> None:
+    def __init__(self, calls: _Calls, device: int) -> None:
         self._calls = calls
         self.device = device
         self.owned: Any = None
 
     def __call__(self, stream: int) -> None:
-        _launch(self._calls, self.device, stream)
+        self._calls.launch(self.device, stream)
 
     def point(self, operand: str, address: int) -> None:
         """Another address for an operand, as well aligned as the one before."""
-        for call in self._calls:
-            for word, pointer in call.pointers:
-                if pointer.operand == operand:
-                    call.block[word] = address + pointer.offset
+        for block, word, name, offset in self._calls.slots:
+            if name == operand:
+                block[word] = address + offset
 
 
 class Launcher:
@@ -396,7 +417,7 @@ class Launcher:
         self._packed = [_packed(step) for step in self.steps]
         self._handles: dict[int, list[tuple[int, int]]] = {}
         # Sets of calls that no thread uses now; taking and putting back are atomic.
-        self._idle: list[list[_Call]] = []
+        self._idle: list[_Calls] = []
 
     def bind(self, views: Mapping[str, View], workspace: int) -> Bound:
         """A launch on a stream, for these very arrays."""
@@ -413,7 +434,7 @@ class Launcher:
         except IndexError:
             calls = self._calls()
         self._point(calls, views, workspace, counters)
-        _launch(calls, self.device, stream)
+        calls.launch(self.device, stream)
         self._idle.append(calls)
 
     def load_like(self, other: Launcher) -> None:
@@ -427,45 +448,36 @@ class Launcher:
         self._handles[aligned] = found
         return found
 
-    def _calls(self) -> list[_Call]:
-        return [
-            _Call(step, template, pointers)
-            for step, (template, pointers) in zip(self.steps, self._packed, strict=True)
-        ]
+    def _calls(self) -> _Calls:
+        return _Calls(
+            [
+                _Call(step, template, pointers)
+                for step, (template, pointers) in zip(self.steps, self._packed, strict=True)
+            ]
+        )
 
     def _point(
-        self, calls: list[_Call], views: Mapping[str, View], workspace: int, counters: int
+        self, calls: _Calls, views: Mapping[str, View], workspace: int, counters: int
     ) -> None:
         """Put the addresses in; pointers are claimed to be aligned to 16 bytes, or to nothing."""
         low = 0
-        for call in calls:
-            block = call.block
-            for word, pointer in call.pointers:
-                name = pointer.operand
-                if name == WORKSPACE:
-                    base = workspace
-                elif name == COUNTERS:
-                    base = counters
-                else:
-                    base = views[name].ptr
-                address = base + pointer.offset
-                block[word] = address
-                low |= address
+        for block, word, name, offset in calls.slots:
+            if name in views:
+                address = views[name].ptr + offset
+            else:
+                address = (workspace if name == WORKSPACE else counters) + offset
+            block[word] = address
+            low |= address
         aligned = 1 if low & 15 else 16
+        if aligned == calls.aligned:
+            return
         handles = self._handles.get(aligned)
         if handles is None:
             handles = self._load(aligned)
-        for call, (function, shared) in zip(calls, handles, strict=True):
+        for call, (function, shared) in zip(calls.all, handles, strict=True):
             call.function.value = function
             call.shared.value = shared
-
-
-def _launch(calls: list[_Call], device: int, stream: int) -> None:
-    for call in calls:
-        call.stream.value = stream
-        code = call.launch(*call.arguments)
-        if code:
-            _launch_again(code, call, device)
+        calls.aligned = aligned
 
 
 def _launch_again(code: int, call: _Call, device: int) -> None:
