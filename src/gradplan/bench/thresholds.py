@@ -272,7 +272,7 @@ FIELDS: dict[str, Ask | str] = {
     "scan_column_step": _RARE,
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
     "scan_fill": _on(_probes("cumsum", (128, 1 << 17)), _probes("cumsum", (256, 1 << 17))),
-    "scan_lag": _on(_LONG_SCANS),
+    "scan_lag": _on(_probes("cumsum", (64, 1 << 20))),
     "lagged_scans": "kind by kind: those whose first read is cheap",
     "lag_chunk": _on(_LONG_SCANS, _probes("cumprod", (64, 1 << 20))),
     "window": "as many as are joined at a time",
@@ -286,8 +286,9 @@ FIELDS: dict[str, Ask | str] = {
     "side_chunk": _on(_TALL_SCANS),
     "side_window": _on(_TALL_SCANS),
     "lines": _by_kind(
-        "cummax", [((8192, 8192), 1), ((64, 1 << 20), 1), ((1 << 20, 64), 1)], 32, 1024
+        "cummax", [((8192, 8192), 1), ((64, 1 << 20), 1), ((1 << 16, 1024), 1)], 32, 1024
     ),
+    "short_lines": _by_kind("cummax", [((1 << 20, 64), 1)], 32, 1024),
     "thread_words": _on(
         _probes("softmax", (8192, 8192)),
         _probes("var", (8192, 8192)),

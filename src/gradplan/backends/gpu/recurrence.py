@@ -109,10 +109,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         ahead = table.number_of(table.ahead, place, kind, desc.element)
     elif lines and not columns:
         v = max(1, 16 // item)
-        tile, each = table.lines_of(kind, desc.element)
+        tile, each = table.lines_of(kind, desc.element, length)
         if wide and size == 1:  # computed in f64
-            each = min(each, 8)
-            tile //= max(1, item // 2)
+            tile, each = tile // 2, min(each, 8)
         resident = length <= tile
         c = max(2 * v, min(length, tile))
         r = min(up(beside.extent), max(1, tile // c)) if resident else 1

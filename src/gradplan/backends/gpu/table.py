@@ -108,6 +108,8 @@ class Table:
     """The elements of such a row in a chunk ..."""
     side_window: int
     """... so many of which hand on their carries together."""
+    short_lines: Lines
+    """The same for kinds of which rows that fit into such a tile take another."""
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
@@ -139,8 +141,12 @@ class Table:
     """The most registers of a thread, of full tiles: fewer, so that more programs run at a time,
     or more than the assembler takes by itself; 0 leaves it to the rules."""
 
-    def lines_of(self, kind: str, element: ElementKind) -> tuple[int, int]:
-        """The tile of a scan's rows, and the elements a thread takes of it."""
+    def lines_of(self, kind: str, element: ElementKind, length: int = 0) -> tuple[int, int]:
+        """The tile of a scan's rows of so many elements, and how many a thread takes of it."""
+        if length and kind in (name for name, *_ in self.short_lines):
+            tile, each = _line_of(self.short_lines, kind, element)
+            if length <= tile:
+                return tile, each
         return _line_of(self.lines, kind, element)
 
     def side_of(self, kind: str, element: ElementKind, narrow: bool) -> Side:
@@ -217,7 +223,7 @@ _SM_90 = Table(
     scan_column_few=64,
     scan_fill=192,
     scan_lag=26 << 20,
-    lagged_scans=("cumsum", "cummax", "cummin"),
+    lagged_scans=("cumsum",),
     lag_chunk=16384,
     window=256,
     scan_chunk=32,
@@ -252,6 +258,7 @@ _SM_90 = Table(
         ("log_cumsum_exp", 1024, 32, 1024, 16),
         ("", 1024, 8, 1024, 8),
     ),
+    short_lines=(("log_cumsum_exp", 512, 16, 256, 8),),
     thread_words=32,
     sort_block=1024,
     sort_bits=9,
@@ -329,6 +336,7 @@ _INTERPRETER = Table(
     side_chunk=12,
     side_window=2,
     lines=(("", 32, 1, 32, 1),),
+    short_lines=(("log_cumsum_exp", 16, 1, 16, 1),),
     thread_words=32,
     sort_block=32,
     sort_bits=2,
