@@ -844,6 +844,39 @@ def test_cuda_is_the_current_device():
 
 
 @gpu
+def test_calls_like_earlier_ones_have_their_bits():
+    """The short way of repeated calls: other arrays of the same layouts, and layouts in turns."""
+    desc = gp.SoftmaxBackwardDescriptor(
+        kind="softmax", input_shape=(48, 80), softmax_axis=1, element=gp.ElementKind.F32
+    )
+    plan = gp.SoftmaxBackwardPlan.select(desc, device="cuda")
+    for turn in range(6):
+        dy = torch.randn(48, 80, device="cuda")
+        y = torch.randn(48, 80, device="cuda").softmax(1)
+        if turn % 3 == 2:
+            dy = dy.T.contiguous().T
+        expected, dx = torch.empty_like(y), torch.full_like(y, torch.nan)
+        plan.bind(gp.SoftmaxBackwardArgs(dy=dy, y=y, dx=expected))()
+        args = gp.SoftmaxBackwardArgs(dy=dy, y=y, dx=dx)
+        plan.run(args)
+        assert torch.equal(dx, expected)
+        assert plan._recent.find((dy, y, dx)) is not None
+        plan.run(args, stream=torch.cuda.current_stream())
+        assert torch.equal(gp.softmax_backward(dy, y), expected)
+        da, db = gp.lerp_backward(dy, 0.25)
+        assert torch.equal(da, dy * 0.75)
+        assert torch.equal(db, dy * 0.25)
+        mean = gp.mean_backward(dy[:, 0], (48, 80), axis=1)
+        torch.testing.assert_close(mean, (dy[:, :1] / 80).expand(48, 80))
+        plan.run(gp.SoftmaxBackwardArgs(dy=dy, y=y, dx=dy))  # in place
+        assert torch.equal(dy, expected)
+    with pytest.raises(gp.InvalidProblem, match="requires_grad"):
+        gp.softmax_backward(dy.requires_grad_(), y)
+    with pytest.raises(gp.InvalidProblem, match="overlap"):
+        plan.run(gp.SoftmaxBackwardArgs(dy=dx, y=y, dx=y))
+
+
+@gpu
 def test_functions_take_and_return_torch_tensors():
     dy = torch.randn(33, 65, device="cuda", dtype=torch.bfloat16)
     y = torch.softmax(torch.randn(33, 65, device="cuda"), 1).bfloat16()

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .again import Recent
 from .descriptors import (
     BinaryParamBackwardDescriptor,
     EmbeddingBackwardDescriptor,
@@ -118,6 +119,38 @@ class _Function:
         self.dy, self.x, self.y = f"{name}: dy", f"{name}: x", f"{name}: y"
         self.axis, self.out = f"{name}: axis", f"{name}: out"
         self.asked: dict[Any, Any] = {}
+        self.recent: dict[Any, Recent] = {}
+
+    def again(self, question: Any, arrays: tuple[Any, ...], stream: Any, count: int = 1) -> Any:
+        """The gradient of arrays like earlier ones, into new arrays; None where there were none.
+
+        `arrays` are dy, x and y as given; `question` tells all that they do not.
+        """
+        recent = self.recent.get(question)
+        again = None if recent is None else recent.find(arrays)
+        if again is None:
+            return None
+        made = [empty_like_type(arrays[0], again.shape) for _ in range(count)]
+        if not again.launch(arrays, stream, *made):
+            return None
+        return made[0] if count == 1 else tuple(made)
+
+    def note(
+        self,
+        question: Any,
+        plan: Plan,
+        views: dict[str, View],
+        arrays: tuple[Any, ...],
+        shape: Shape,
+        count: int = 1,
+    ) -> None:
+        """Remember a call for `again`; the last of its views are new arrays of this shape."""
+        if plan._backend.device is not None:
+            recent = self.recent.get(question)
+            if recent is None:
+                recent = Recent()
+                remember(self.recent, question, recent)
+            recent.note(plan, views, arrays, count, shape)
 
     def select(self, device: str, preference: PlanPreference | None, **fields: Any) -> Any:
         descriptor = self.descriptor(kind=self.kind, **fields)
@@ -150,16 +183,21 @@ class _Along(_Function):
         stream: Any,
         **more: Any,
     ) -> Any:
+        if type(axis) is not int:
+            axis = _integer(self.axis, axis)
+        question = (axis, _preference(preference), *more.values())
+        if out is None and self.recent:
+            made = self.again(question, (dy, x, y), stream)
+            if made is not None:
+                return made
         lent = view(dy, self.dy)
         views = {"dy": _row(lent)}
         if x is not None:
             views["x"] = _row(view(x, self.x))
         if y is not None:
             views["y"] = _row(view(y, self.y))
-        if type(axis) is not int:
-            axis = _integer(self.axis, axis)
         layout = lent.layout
-        key = (layout, axis, _preference(preference), *more.values())
+        key = (layout, *question)
         plan = self.asked.get(key)
         if plan is None:
             plan = self.select(
@@ -171,7 +209,10 @@ class _Along(_Function):
                 **more,
             )
             remember(self.asked, key, plan)
-        return self.run(plan, dy, views, layout.shape, out, stream)
+        made = self.run(plan, dy, views, layout.shape, out, stream)
+        if out is None:
+            self.note(question, plan, views, (dy, x, y), layout.shape)
+        return made
 
 
 _AXIS_FIELD = {SoftmaxBackwardPlan: "softmax_axis", ScanBackwardPlan: "scan_axis"}
@@ -215,15 +256,20 @@ def lerp_backward(
     preference: PlanPreference | None = None,
 ) -> tuple[Any, Any]:
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
+    question = (_number("lerp_backward: weight", weight), _preference(preference))
+    if out is None and _LERP.recent:
+        made = _LERP.again(question, (dy,), stream, 2)
+        if made is not None:
+            return made  # type: ignore[no-any-return]
     lent = view(dy, _LERP.dy)
     layout = lent.layout
     shape = layout.shape
-    key = (layout, _number("lerp_backward: weight", weight), _preference(preference))
+    key = (layout, *question)
     plan = _LERP.asked.get(key)
     if plan is None:
         element = _element(lent, _LERP.dy)
         plan = _LERP.select(
-            layout.device, preference, shape=shape or (1,), element=element, param=key[1]
+            layout.device, preference, shape=shape or (1,), element=element, param=question[0]
         )
         remember(_LERP.asked, key, plan)
     if out is None:
@@ -244,6 +290,7 @@ def lerp_backward(
     plan._run_views(views, stream=stream)
     if out is not None:
         return targets
+    _LERP.note(question, plan, views, (dy,), shape, 2)
     return restore_type(dy, targets[0]), restore_type(dy, targets[1])
 
 
@@ -398,26 +445,22 @@ class _Reduction(_Function):
         stream: Any,
         **more: Any,
     ) -> Any:
-        lent = view(dy, self.dy)
-        source = None
-        if x is None:
-            extents = self._extents(shape)
-        else:
-            source = view(x, self.x)
-            extents = source.layout.shape
-        saved = None if y is None else view(y, self.y)
+        extents = self._extents(shape) if x is None else ()
         if axis is not None and type(axis) is not int:
             given = axis if isinstance(axis, (tuple, list)) else (axis,)
             axis = tuple([_integer(f"{self.name}: an axis", one) for one in given])
-        key = (
-            lent.layout,
-            None if saved is None else saved.layout,
-            extents,
-            axis,
-            bool(keepdims),
-            _preference(preference),
-            *more.values(),
-        )
+        question = (extents, axis, bool(keepdims), _preference(preference), *more.values())
+        if out is None and self.recent:
+            made = self.again(question, (dy, x, y), stream)
+            if made is not None:
+                return made
+        lent = view(dy, self.dy)
+        source = None
+        if x is not None:
+            source = view(x, self.x)
+            extents = source.layout.shape
+        saved = None if y is None else view(y, self.y)
+        key = (lent.layout, None if saved is None else saved.layout, extents, *question)
         answer = self.asked.get(key)
         if answer is None:
             answer = self._answer(lent, saved, extents, axis, keepdims, preference, more)
@@ -428,7 +471,10 @@ class _Reduction(_Function):
             views["x"] = _row(source)
         if saved is not None and y_layout is not None:
             views["y"] = View(saved.ptr, y_layout, saved.owner)
-        return self.run(plan, dy if x is None else x, views, extents, out, stream)
+        made = self.run(plan, dy if x is None else x, views, extents, out, stream)
+        if out is None:
+            self.note(question, plan, views, (dy, x, y), extents)
+        return made
 
     def _extents(self, shape: Any) -> Shape:
         try:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..again import Address
 from ..plans import Plan
 from ..views import View, view
 
@@ -33,13 +34,6 @@ class Question(Protocol):
     def ask(self, arrays: dict[str, Tensor], params: tuple[Any, ...]) -> Asked: ...
 
 
-class _Address:
-    """What programs read of a view."""
-
-    __slots__ = ("ptr",)
-    ptr: int
-
-
 class _Recipe:
     """A program, and sets of addresses for it that no thread uses now."""
 
@@ -51,10 +45,10 @@ class _Recipe:
         self.device = plan._backend.device
         self.names = names
         self.mask = mask
-        self.idle: list[tuple[Any, list[_Address]]] = []
+        self.idle: list[tuple[Any, list[Address]]] = []
 
-    def addresses(self) -> tuple[Any, list[_Address]]:
-        views = {name: _Address() for name in self.names}
+    def addresses(self) -> tuple[Any, list[Address]]:
+        views = {name: Address() for name in self.names}
         return views, list(views.values())
 
 

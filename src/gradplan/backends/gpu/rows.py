@@ -206,7 +206,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     states = Pointer(WORKSPACE, "fp64")
     pieces = f"rows are cut into {parts} parts"
     if parts <= table.cluster:
-        place = place and "cluster"
+        place = "cluster" if place == "lagged_columns" else ""
         return Program(
             steps=(step("cluster", r, c, warps, parts, parts, states),),
             runner=None,

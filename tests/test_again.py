@@ -1,0 +1,174 @@
+"""Calls like an earlier one: what is taken for alike, and what is left to the long way.
+
+The programs here only note the addresses they are given, so no GPU is needed.
+"""
+
+import pytest
+
+import gradplan as gp
+from gradplan.again import Recent
+from gradplan.views import view
+
+torch = pytest.importorskip("torch")
+
+
+class Program:
+    def __init__(self, workspace=0):
+        self.workspace_bytes = workspace
+        self.ran = []
+
+    def run(self, views, workspace, stream):
+        self.ran.append(({name: lent.ptr for name, lent in views.items()}, workspace, stream))
+
+
+class Streams:
+    def current(self):
+        return 7
+
+    def handle(self, stream):
+        return stream
+
+
+class Backend:
+    device = 0
+
+
+class FakePlan:
+    """A plan on a GPU that this machine has not."""
+
+    _backend = Backend()
+    _same = frozenset({"dy"})
+
+    def __init__(self, outputs=("dx",), workspace=0):
+        self._outputs = outputs
+        self.program = Program(workspace)
+
+    def _prepare(self, views):
+        return self.program
+
+    def _streams_of(self, views):
+        return Streams()
+
+    def _workspace(self, needed, given, views, stream):
+        return 4096, None
+
+
+def met(plan, **arrays):
+    recent = Recent()
+    views = {name: view(one, name) for name, one in arrays.items() if one is not None}
+    recent.note(plan, views, tuple(arrays.values()))
+    return recent
+
+
+def tensors(count=3, **more):
+    return [torch.randn(4, 6, **more) for _ in range(count)]
+
+
+def test_the_same_layout_runs_with_its_own_addresses():
+    plan = FakePlan(workspace=64)
+    recent = met(plan, **dict(zip(("dy", "y", "dx"), tensors(), strict=True)))
+    for stream, handle in ((None, 7), (3, 3)):
+        others = tuple(tensors())
+        again = recent.find(others)
+        assert again.launch(others, stream)
+        addresses = dict(zip(("dy", "y", "dx"), (t.data_ptr() for t in others), strict=True))
+        assert plan.program.ran[-1] == (addresses, 4096, handle)
+
+
+OTHERS = {
+    "shape": lambda: torch.randn(4, 7),
+    "rank": lambda: torch.randn(24),
+    "strides": lambda: torch.randn(6, 4).T,
+    "expanded": lambda: torch.randn(4, 1).expand(4, 6),
+    "dtype": lambda: torch.randn(4, 6, dtype=torch.float64),
+    "device": lambda: torch.empty(4, 6, device="meta"),
+    "gradient": lambda: torch.randn(4, 6, requires_grad=True),
+    "negated": lambda: torch._neg_view(torch.randn(4, 6)),
+    "subclass": lambda: torch.nn.Parameter(torch.randn(4, 6), requires_grad=False),
+    "sparse": lambda: torch.randn(4, 6).to_sparse(),
+    "an array": lambda: torch.randn(4, 6).numpy(),
+    "nothing": lambda: None,
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_layout_goes_the_long_way(other):
+    dy, y, dx = tensors()
+    recent = met(FakePlan(), dy=dy, y=y, dx=dx)
+    assert recent.find((dy, y, dx)) is not None
+    for place in range(3):
+        arrays = [dy, y, dx]
+        arrays[place] = OTHERS[other]()
+        assert recent.find(tuple(arrays)) is None
+    with torch.no_grad():
+        assert recent.find((dy, y, torch.randn(4, 6, requires_grad=True))) is None
+
+
+def test_what_is_not_given_tells_calls_apart():
+    plan = FakePlan(outputs=("da", "db"))
+    dy, out = tensors(2)
+    recent = met(plan, dy=dy, da=out, db=None)
+    assert recent.find((dy, None, out)) is None
+    assert recent.find((dy, out, out)) is None
+    again = recent.find((dy, out, None))
+    assert again.launch((dy, out, None), None)
+    assert plan.program.ran[-1][0] == {"dy": dy.data_ptr(), "da": out.data_ptr()}
+
+
+def test_arrays_that_share_memory_go_the_long_way():
+    buffer = torch.randn(100)
+    dy, y, dx = (buffer[k : k + 24].view(4, 6) for k in (0, 24, 48))
+    recent = met(FakePlan(), dy=dy, y=y, dx=dx)
+    again = recent.find((dy, y, dx))
+    assert again.launch((dy, y, dx), None)
+    assert again.launch((dy, y, dy), None), "in place of dy itself"
+    assert not again.launch((dy, y, y), None)
+    assert not again.launch((dy, y, buffer[40:64].view(4, 6)), None)
+    assert not again.launch((dy, y, buffer[1:25].view(4, 6)), None)
+    assert again.launch((dy, dy, dx), None), "inputs may"
+
+
+def test_outputs_that_share_memory_go_the_long_way():
+    dy, da, db = tensors()
+    again = met(FakePlan(outputs=("da", "db")), dy=dy, da=da, db=db).find((dy, da, db))
+    assert again.launch((dy, da, db), None)
+    assert not again.launch((dy, da, da), None)
+
+
+def test_a_shrunk_storage_goes_the_long_way():
+    dy, y, dx = tensors()
+    again = met(FakePlan(), dy=dy, y=y, dx=dx).find((dy, y, dx))
+    y.untyped_storage().resize_(16)
+    assert not again.launch((dy, y, dx), None)
+
+
+def test_a_few_layouts_take_turns():
+    plan, recent = FakePlan(), Recent()
+    made = [[torch.randn(4, n), torch.randn(4, n)] for n in range(2, 9)]
+    for pair in made:
+        views = {name: view(one, name) for name, one in zip(("dy", "dx"), pair, strict=True)}
+        recent.note(plan, views, tuple(pair))
+    found = [recent.find(tuple(pair)) is not None for pair in made]
+    assert found == [False] * 3 + [True] * 4
+
+
+def test_empty_arrays_are_not_remembered():
+    dy, dx = torch.empty(0, 4), torch.empty(0, 4)
+    assert met(FakePlan(), dy=dy, dx=dx).find((dy, dx)) is None
+
+
+def test_without_the_comparison_all_go_the_long_way(monkeypatch):
+    monkeypatch.setattr("gradplan.again._guards", lambda: None)
+    arrays = tensors()
+    recent = met(FakePlan(), **dict(zip(("dy", "y", "dx"), arrays, strict=True)))
+    assert recent.find(tuple(arrays)) is None
+
+
+def test_on_the_cpu_nothing_is_remembered():
+    dy = torch.randn(4, 6)
+    desc = gp.ScanBackwardDescriptor(
+        kind="cumsum", input_shape=(4, 6), scan_axis=1, element=gp.ElementKind.F32
+    )
+    plan = gp.ScanBackwardPlan.select(desc)
+    plan.run(gp.ScanBackwardArgs(dy=dy, dx=torch.empty(4, 6)))
+    assert plan._recent.find((dy, dy)) is None
