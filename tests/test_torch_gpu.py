@@ -136,6 +136,16 @@ def test_peak_memory_is_not_above_torchs(name):
     assert peak(gt) <= theirs + 2**20  # a workspace of launches that share a row
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_small_softmax_is_torchs_own(name):
+    ours, theirs = getattr(gt, name), getattr(torch, name)
+    small, large = on_gpu(16, 128), on_gpu(128, 128)
+    own = type(theirs(small, -1).grad_fn)
+    assert type(ours(small, -1).grad_fn) is own
+    for x in (large, small.detach().half().requires_grad_()):
+        assert type(ours(x, -1).grad_fn) is not own
+
+
 def test_products_do_not_wait_for_the_device():
     x = on_gpu(64, 64)
     calls = [lambda: gt.prod(x, 1), lambda: gt.prod(x), lambda: gt.cumprod(x, 0)]

@@ -12,7 +12,8 @@ are read there; only those asked for are computed. Second-order gradients, `torc
 `torch.compile` and autocast work as they do in torch; forward-mode differentiation is torch's.
 
 Torch's own, because it is at the floor already: `sum` (its gradient is a view), `max` and `min`
-with a dim (they scatter one number a row). Torch's own, because no plan covers it: lerp with a
+with a dim (they scatter one number a row); on a GPU also a softmax of fewer than 8192 elements in
+f32 or f64. Torch's own, because no plan covers it: lerp with a
 tensor for a weight, norms of another order than 2, integers, complex numbers, more than 8 axes.
 """
 

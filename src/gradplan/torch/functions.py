@@ -162,10 +162,25 @@ _log_softmax = _unary(
 )
 
 
+# On a GPU a softmax of fewer elements takes as long as it takes to ask for it. In f32 and f64
+# torch's own gradient is as good there, and is asked for without Python.
+_FEW = 8192
+
+
+def _few(x: Tensor, dtype: Dtype) -> bool:
+    return (
+        x.is_cuda
+        and x.dtype in (torch.float32, torch.float64)
+        and (dtype is None or dtype == x.dtype)
+        and not torch.compiler.is_compiling()
+        and x.numel() < _FEW
+    )
+
+
 @_torchs_names
 def softmax(input: Tensor, dim: int, dtype: Dtype = None, *, out: Tensor | None = None) -> Tensor:
     """`torch.softmax`: dx = y · (dy − Σ y·dy)."""
-    if out is None and applies(input, dtype):
+    if out is None and applies(input, dtype) and not _few(input, dtype):
         return _softmax(input, dim, dtype)
     return torch.softmax(input, dim, dtype, out=out)
 
@@ -175,7 +190,7 @@ def log_softmax(
     input: Tensor, dim: int, dtype: Dtype = None, *, out: Tensor | None = None
 ) -> Tensor:
     """`torch.log_softmax`: dx = dy − exp(y) · Σ dy."""
-    if out is None and applies(input, dtype):
+    if out is None and applies(input, dtype) and not _few(input, dtype):
         return _log_softmax(input, dim, dtype)
     return torch.log_softmax(input, dim, dtype, out=out)
 
