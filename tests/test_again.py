@@ -152,6 +152,21 @@ def test_a_few_layouts_take_turns():
     assert found == [False] * 3 + [True] * 4
 
 
+def test_layouts_that_only_come_and_go_are_noted_no_more():
+    plan, recent = FakePlan(), Recent()
+    pairs = [tuple(torch.randn(2, 4, n).unbind()) for n in range(1, 40)]
+    noted = []
+    for pair in pairs:
+        views = {name: view(one, name) for name, one in zip(("dy", "dx"), pair, strict=True)}
+        recent.note(plan, views, pair)
+        noted.append(any(one.like(*pair) for one in recent._met))
+    assert noted == [True] * 8 + [False] * 31
+    assert recent.find(pairs[7]) is not None
+    views = {name: view(one, name) for name, one in zip(("dy", "dx"), pairs[30], strict=True)}
+    recent.note(plan, views, pairs[30])
+    assert recent.find(pairs[30]) is not None, "one that came back lets others in again"
+
+
 def test_empty_arrays_are_not_remembered():
     dy, dx = torch.empty(0, 4), torch.empty(0, 4)
     assert met(FakePlan(), dy=dy, dx=dx).find((dy, dx)) is None

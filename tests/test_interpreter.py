@@ -11,6 +11,7 @@ import itertools
 import mmap
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -383,6 +384,56 @@ def test_embedding_strides_beyond_32_bits():
     gp.embedding_backward(dout, indices, 3, out=table, preference=TRITON)
     near = gp.embedding_backward(np.array(dout), indices, 3, preference=TRITON)
     np.testing.assert_array_equal(np.array(table).view("u2"), near.view("u2"))
+
+
+def logs(dy, x, y, axis=1):
+    """The gradient of a log-cumsum-exp, by the kernels."""
+    desc = gp.ScanBackwardDescriptor(
+        kind="log_cumsum_exp", input_shape=x.shape, scan_axis=axis, element=element_of(x)
+    )
+    plan = gp.ScanBackwardPlan.select(desc, device="cpu", preference=TRITON)
+    dx = np.full_like(x, np.nan)
+    plan.run(gp.ScanBackwardArgs(dy=dy, x=x, y=y, dx=dx))
+    return dx.astype(np.float64), plan.precision_guarantee.relative_error
+
+
+def element_of(x):
+    return ElementKind.F32 if x.dtype == np.float32 else ElementKind.BF16
+
+
+@pytest.mark.parametrize("lies", ["rows", "columns", "strided"])
+@pytest.mark.parametrize("n", [2, 8, 90])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+def test_a_small_gradient_of_a_log_cumsum_exp_is_kept(name, n, lies):
+    """y spans what a tile takes the usual way, so weights reach e⁻²⁰."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    x = np.zeros((6, n))
+    x[:, -1] = 39.0
+    dy = np.zeros((6, n))
+    dy[:, -1] = 1.1e-37
+    y = np.logaddexp.accumulate(x, 1)
+    x, y, dy = (array.astype(dtype) for array in (x, y, dy))
+    if lies == "strided":
+        x, y, dy = (np.repeat(array, 2, 1)[:, ::2] for array in (x, y, dy))
+    if lies == "columns":
+        dx, error = logs(dy.T.copy(), x.T.copy(), y.T.copy(), axis=0)
+        dx = dx.T
+    else:
+        dx, error = logs(dy, x, y)
+    exact = np.exp(x[:, -1].astype(np.float64) - y[:, -1].astype(np.float64)) * dy[0, -1]
+    np.testing.assert_allclose(dx[:, -1], exact, rtol=error)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_sum_that_overflows_on_its_way_leaves_what_has_no_weight(rows):
+    """2e38 + 2e38 − 2e38 behind x = −inf."""
+    x = np.full((rows, 64), -np.inf, np.float32)
+    x[:, 0] = 0.0
+    dy = np.zeros_like(x)
+    dy[:, [40, 31, 30]] = 2e38, 2e38, -2e38
+    dx, _ = logs(dy, x, np.zeros_like(x))
+    np.testing.assert_array_equal(dx[:, 1:], 0.0)
+    np.testing.assert_array_equal(dx[:, 0], np.float32(2e38))
 
 
 @problems(elements=[ElementKind.BF16])

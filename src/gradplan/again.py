@@ -128,16 +128,19 @@ class Again:
 class Recent:
     """The calls that a plan or a function met last."""
 
-    __slots__ = ("_met",)
+    __slots__ = ("_met", "_notes")
     _MOST = 4  # layouts that take turns
+    _PATIENCE = 8  # layouts in a row that were none of them: more come and go
 
     def __init__(self) -> None:
         self._met: tuple[Again, ...] = ()
+        self._notes = 0
 
     def find(self, arrays: tuple[Any, ...]) -> Again | None:
         """An earlier call for arrays like these; None stands for one that is not given."""
         for one in self._met:
             if one.like(*arrays):
+                self._notes = 0
                 return one
         return None
 
@@ -151,7 +154,10 @@ class Recent:
     ) -> None:
         """Remember a call that went the long way: its views, and the arrays to be compared, which
         are all but the last `fresh`, of this shape."""
-        if plan._backend.device is None or any(not lent.layout.hi for lent in views.values()):
+        if plan._backend.device is None or self._notes >= self._PATIENCE:
+            return
+        self._notes += 1
+        if any(not lent.layout.hi for lent in views.values()):
             return
         likeness = _likeness(arrays)
         if likeness is not None:
@@ -171,6 +177,8 @@ def _guards() -> Any:
         one, other = torch.empty(2, 3), torch.empty(3, 2).T
         made = guards(one, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         same, others = made.check(one), (other, one.double(), one.requires_grad_())
+        with torch.no_grad():
+            same = same and not made.check(one)
         return guards if same and not any(map(made.check, others)) else None
     except (AttributeError, TypeError, RuntimeError):
         return None

@@ -126,7 +126,7 @@ class _Function:
 
         `arrays` are dy, x and y as given; `question` tells all that they do not.
         """
-        recent = self.recent.get(question)
+        recent = self.recent.get((question, getattr(arrays[0], "shape", None)))
         again = None if recent is None else recent.find(arrays)
         if again is None:
             return None
@@ -146,10 +146,11 @@ class _Function:
     ) -> None:
         """Remember a call for `again`; the last of its views are new arrays of this shape."""
         if plan._backend.device is not None:
-            recent = self.recent.get(question)
+            key = (question, getattr(arrays[0], "shape", None))
+            recent = self.recent.get(key)
             if recent is None:
                 recent = Recent()
-                remember(self.recent, question, recent)
+                remember(self.recent, key, recent)
             recent.note(plan, views, arrays, count, shape)
 
     def select(self, device: str, preference: PlanPreference | None, **fields: Any) -> Any:

@@ -102,7 +102,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             tiles = -(-beside.extent // r) * (row_count // beside.extent)
             if tiles >= table.strips:
                 break
-        if n % (m * v) or beside.extent % r:  # tiles that are not full take more registers
+        cut = tiles < table.scan_fill and ties is not None
+        if cut or n % (m * v) or beside.extent % r:  # such tiles take more registers
             m = max(2, m // 2)
         c = m * v
         warps = max(1, min(most, r * m // 32))
@@ -142,6 +143,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         lead: int = 0,
     ) -> Step:
         if lines:
+            # Two reads in one program need more, of rows side by side.
+            given = registers if phase == "whole" or not columns else 0
             return Step(
                 kernel="lines.scan_lines",
                 grid=tiles * -(-along_tiles // steps) * (2 if lead else 1),
@@ -169,7 +172,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                     ("FULL", full),
                 ),
                 warps=warps,
-                registers=registers or (all_registers(warps) if tight else 0),
+                registers=given or (all_registers(warps) if tight else 0),
                 alignment=alignment,
                 aligned=aligned,
             )

@@ -125,7 +125,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         registers = 0
         every = n == c * parts and beside.extent % r == 0
         strided = "s" in modes and (prod_kind or phase == "lagged")
-        if many > 1 or (prod_kind and r > 1) or strided or ordered:
+        masked = phase in ("cluster", "lagged") and not every
+        if many > 1 or (prod_kind and (r > 1 or masked)) or strided or ordered:
             registers = all_registers(warps)
         elif every and place and phase in ("lagged", "cluster"):
             registers = table.number_of(table.registers, place, desc.op, desc.element)
@@ -194,7 +195,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         place = ""
     each = max(1, room // warps)
     if columns and half:  # a cluster takes narrower strips
-        narrow = min(r, max(1, table.width_of(desc.op) // item))
+        width = table.width_of(desc.op)
+        narrow = min(r, max(1, (width // 2 if ordered else width) // item))
         if -(-n // max(2, min(length // 2, room // narrow))) <= table.cluster:
             r = narrow
     c = max(2, min(length // 2, room // r))
@@ -202,6 +204,8 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
         c //= 2
     parts = -(-n // c)
+    if prod_kind and n % c:  # what is masked takes registers
+        each //= 2
     warps = max(1, min(32, c * r // each))
     states = Pointer(WORKSPACE, "fp64")
     pieces = f"rows are cut into {parts} parts"

@@ -276,7 +276,7 @@ _SM_90 = Table(
         ("lines", "cumsum", 64, 0),
         ("lines", "cummax", 80, 0),
         ("lines", "cummin", 80, 0),
-        ("lines", "log_cumsum_exp", 128, 128),
+        ("lines", "log_cumsum_exp", 136, 128),
         ("side", "cumsum", 128, 0),
         ("side", "cumprod", 168, 0),
         ("side", "cummax", 255, 168),

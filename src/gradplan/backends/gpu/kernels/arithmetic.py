@@ -19,10 +19,11 @@ _SHIFT_BITS = tl.constexpr(0x4B400000)  # its bits
 
 
 @triton.jit
-def exp_f32(x):
-    """exp of an f32, within 2 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is rounded once more."""
+def exp_f32(x, POWER: tl.constexpr = 0):
+    """exp(x) · 2^POWER, |POWER| ≤ 32, of an f32: within 2 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is
+    rounded once more."""
     if _INTERPRETED:  # which rounds a product before it adds
-        return tl.exp(x)
+        return (tl.exp(x.to(tl.float64)) * 2.0**POWER).to(tl.float32)
     else:
         # Beyond these it is 0 or infinite. A NaN stays.
         x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
@@ -34,7 +35,7 @@ def exp_f32(x):
         power = tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [rest], dtype=tl.float32, is_pure=True, pack=1
         )
-        exponent = shifted.to(tl.int32, bitcast=True) - _SHIFT_BITS
+        exponent = shifted.to(tl.int32, bitcast=True) - (_SHIFT_BITS - POWER)
         half = exponent >> 1
         return power * power_of_two_f32(half) * power_of_two_f32(exponent - half)
 
@@ -67,15 +68,18 @@ def rough_exp(x, power):
 
 
 @triton.jit
-def exp_of_difference(x, y, ELEMENT: tl.constexpr):
-    """exp(x − y); for f32, what the difference loses in rounding is multiplied in again."""
+def exp_of_difference(x, y, ELEMENT: tl.constexpr, POWER: tl.constexpr = 0):
+    """exp(x − y) · 2^POWER; for f32, what the difference loses in rounding is multiplied in
+    again."""
     d = x - y
     if ELEMENT == "f32":
         back = d - x
         lost = (x - (d - back)) - (y + back)
         lost = tl.where(tl.abs(lost) < _INFINITY, lost, 0.0)  # NaN at infinities
-        e = exp_f32(d)
+        e = exp_f32(d, POWER)
         return e + e * lost
+    elif POWER != 0:
+        return rough_exp(d, POWER * 1.0)
     else:
         return tl.exp(d)
 

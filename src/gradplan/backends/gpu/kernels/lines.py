@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..launch import interpreted
-from .arithmetic import exp_of_difference, power_of_two, rough_exp
+from .arithmetic import exp_of_difference, power_of_two
 from .recurrence import affine, beats, careful_logs, extremum, join_span
 from .tiles import outer_offset, policy, tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
@@ -97,7 +97,8 @@ def even(x):
         e = (x * _LOG2_E + _EVEN) - _EVEN
     else:
         e = (x * _LOG2_E + _EVEN_WIDE) - _EVEN_WIDE
-    return e * _LN_2, e
+    # As an fma, so that the product is rounded here and not joined with what is taken from it.
+    return tl.fma(e, e * 0.0 + _LN_2, e * 0.0), e
 
 
 @triton.jit
@@ -109,15 +110,6 @@ def exp_between(ref, e, other, other_e):
         1.0 + rest * (0.5 + rest * (1.0 / 6 + rest * (1.0 / 24 + rest * (1.0 / 120))))
     )
     return near * power_of_two(tl.minimum(tl.maximum(steps, -1000.0), 1000.0).to(tl.int32))
-
-
-@triton.jit
-def weight_of(x, y, ELEMENT: tl.constexpr):
-    """exp(x − y), y finite; of halves 0 where f32 would be subnormal."""
-    if ELEMENT == "f32" or ELEMENT == "f64":
-        return exp_of_difference(x, y, ELEMENT)
-    else:
-        return rough_exp(x - y, 0.0)
 
 
 @triton.jit
@@ -169,15 +161,16 @@ def along(index, steps, SIDE: tl.constexpr):
 
 
 @triton.jit
-def bring(pointer, base, steps, begin, n, R: tl.constexpr, C: tl.constexpr):
-    """Ask the second cache for C steps of R rows side by side."""
+def bring(pointer, base, steps, begin, n, count, R: tl.constexpr, C: tl.constexpr):
+    """Ask the second cache for C steps of R rows side by side, of which there are `count`."""
     if not _INTERPRETED:
         ITEM: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
         PIECE: tl.constexpr = min(R, 64 // ITEM)
         PIECES: tl.constexpr = R // PIECE
         lane = tl.arange(0, C * PIECES)
         place = tl.minimum(tl.maximum(begin + lane // PIECES, 0), n - 1)
-        source = pointer + base + place.to(tl.int64) * steps[0] + (lane % PIECES) * PIECE
+        row = tl.minimum((lane % PIECES) * PIECE, count - 1)
+        source = pointer + base + place.to(tl.int64) * steps[0] + row
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
@@ -427,6 +420,11 @@ def lines_chunk(
     SPENT: tl.constexpr = PHASE == "second"
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     AXIS: tl.constexpr = 0 if SIDE else 1
+    # Sums of a log-cumsum-exp are larger by so much: weights are down to e⁻²⁰, and a small dy times
+    # them is to stay a normal number.
+    POWER: tl.constexpr = 0 if WIDE else 32
+    UPWARDS: tl.constexpr = 2.0**POWER
+    DOWNWARDS: tl.constexpr = 2.0**-POWER
     tiles_along = tl.cdiv(n, C)
     outer, first = tile_row(tile, row_dims, R)
     tile = tile.to(tl.int64)
@@ -482,11 +480,18 @@ def lines_chunk(
         if AHEAD > 0:
             # What a later tile reads is on its way from memory before its turn.
             to_come = begin + AHEAD * C if FLIP else begin - AHEAD * C
-            bring(dy, row_base(outer, first, row_dims, row_dy, SIDE), axis_dy, to_come, n, R, C)
+            left = row_dims[0] - first
+            bring(
+                dy, row_base(outer, first, row_dims, row_dy, SIDE), axis_dy, to_come, n, left, R, C
+            )
             if X != "n":
-                bring(x, row_base(outer, first, row_dims, row_x, SIDE), axis_x, to_come, n, R, C)
+                bring(
+                    x, row_base(outer, first, row_dims, row_x, SIDE), axis_x, to_come, n, left, R, C
+                )
             if Y != "n":
-                bring(y, row_base(outer, first, row_dims, row_y, SIDE), axis_y, to_come, n, R, C)
+                bring(
+                    y, row_base(outer, first, row_dims, row_y, SIDE), axis_y, to_come, n, left, R, C
+                )
         d = line_of(
             dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT
         )  # fmt: skip
@@ -503,7 +508,7 @@ def lines_chunk(
             usual = (low > high - _RANGE) & (tl.abs(ref) < _FAR)
             g = ()
             for j in tl.static_range(0, V):
-                term = d[j] * weight_of(ref, v[j], ELEMENT)
+                term = d[j] * exp_of_difference(ref, v[j], ELEMENT, POWER)
                 if not FULL:
                     term = tl.where(start + j < n, term, 0.0)
                 g = g + (term,)
@@ -519,7 +524,7 @@ def lines_chunk(
                 y_past = edge_of(y, y_lane, axis_y, past + lane * 0, lane_mask, n, TYPE, SIDE)
                 y_past = y_past.to(tl.float64)
                 if bare == 1:
-                    onward = tl.exp(ref_row - y_past)
+                    onward = tl.exp(ref_row - y_past) * UPWARDS
                 else:
                     onward = exp_between(ref_row, e_row, prior, prior_e)
         # c of each place, in memory order: what S of the next place is multiplied by, or gated.
@@ -653,6 +658,7 @@ def lines_chunk(
         behind = tl.reshape(behind, (L,))
         if PHASE != "partial":
             results = ()
+            largest = tl.zeros_like(behind)
             for j in tl.static_range(0, V):
                 S = through(MODE, s[j], a[j], behind)
                 if KIND == "cumprod":
@@ -662,8 +668,9 @@ def lines_chunk(
                         weight = tl.where((previous >= 0) & (previous < n), weight, 1.0)
                     S = weight * S
                 elif KIND == "log_cumsum_exp":
-                    # Where u is −∞ it is 0: S is finite, or the tile takes the careful way.
-                    S = weight_of(u[j], ref, ELEMENT) * S
+                    # An S that overflows on the way shows here; where u is −∞ the weight is 0.
+                    largest = tl.maximum(largest, tl.abs(S))
+                    S = exp_of_difference(u[j], ref, ELEMENT, -POWER) * S
                 elif MODE == "gate":
                     if not FULL or j == NEAR:
                         begins = start + j == 0 if UP else start + j == n - 1
@@ -676,6 +683,8 @@ def lines_chunk(
             finite = tl.abs(total_s.to(TYPE)) < _INFINITY
             if PHASE != "resident":  # nor may what arrives overflow
                 finite = finite & (~carried | (tl.abs(arriving.to(TYPE)) < _INFINITY))
+            if PHASE != "partial":
+                usual = usual & (largest < _INFINITY)
             good = tl.min(tl.where(row_mask & ~usual, 0, 1), 0)
             ok = good * tl.min(tl.where(finite, 1, 0), 0)
             if ok == 1:
@@ -694,7 +703,7 @@ def lines_chunk(
                 s_in = tl.zeros((R,), tl.float64)
                 if PHASE != "resident":
                     if bare == 0:
-                        carry = carry * tl.exp(y_past - prior)
+                        carry = carry * tl.exp(y_past - prior) * DOWNWARDS
                     s_in = tl.where(carried, carry, 0.0)
                 HOW: tl.constexpr = "c" if SIDE else "t"
                 new_a, carry = careful_logs(
@@ -720,7 +729,7 @@ def lines_chunk(
             if bare == 0:
                 first_place = begin_part * C if UP else tl.minimum((begin_part + count) * C, n) - 1
                 low = edge_of(y, y_lane, axis_y, first_place + lane * 0, lane_mask, n, TYPE, SIDE)
-                carry = carry * tl.exp(low.to(tl.float64) - prior)
+                carry = carry * tl.exp(low.to(tl.float64) - prior) * DOWNWARDS
         tl.store(carries + slot, carry)
         tl.store(carries + total + slot, factor)
 

@@ -21,6 +21,7 @@ from .tiles import fetch, put
 _INFINITY = tl.constexpr(float("inf"))
 _NAN = tl.constexpr(float("nan"))
 _RANGE = tl.constexpr(40.0)
+_SMALL = tl.constexpr(2.0**-90)
 
 
 @triton.jit
@@ -509,6 +510,9 @@ def log_tile(
         arriving = own
         if PHASE != "resident":
             arriving = tl.exp(ref64 - value_at(y, Y, at, ends[2], n, y_steps, R))
+    if not WIDE:  # times weights down to e⁻²⁰, a small dy would be no normal number
+        size = tl.max(tl.where(here, tl.abs(d), 0.0), 1)
+        usual = usual & ((size == 0.0) | (size > _SMALL))
     if not FULL:
         g = tl.where(mask, g, 0.0)
     s = tl.cumsum(g, 1, reverse=False)
