@@ -123,14 +123,19 @@ def test_expanded_gradients_allocate_nothing_but_the_result():
 def test_peak_memory_is_not_above_torchs(name):
     def peak(module):
         x = on_gpu(1024, 1024)
-        for _ in range(2):
+        most = 0
+        for turn in range(5):
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             y = CALLS[name](module, x)
             torch.autograd.grad(y, x, torch.ones_like(y))
             del y
-        return torch.cuda.max_memory_allocated() - before
+            if turn:  # in the first, kernels are loaded
+                # The most of several: autograd's thread may let go of its last tensor a moment
+                # late, which is then among what was there before.
+                most = max(most, torch.cuda.max_memory_allocated() - before)
+        return most
 
     theirs = peak(torch)
     assert peak(gt) <= theirs + 2**20  # a workspace of launches that share a row
