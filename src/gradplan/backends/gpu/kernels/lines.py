@@ -4,294 +4,48 @@ A thread takes a line, V neighbouring elements of a row, and runs the recurrence
 registers; only what each line does to an S that arrives from behind goes through a scan across
 threads. Lines are numbered from the far end of the axis, so that scan runs forwards. A
 neighbour's x or y is the next register, or at the end of a line one more load.
-
-Where rows lie side by side (SIDE), the elements of a line come by V loads, each of which takes
-neighbouring rows together; otherwise by one.
 """
 
 import triton
 import triton.language as tl
 
-from ..launch import interpreted
-from .arithmetic import exp_of_difference, power_of_two
+from .arithmetic import exp_of_difference
+from .line_memory import (
+    bring,
+    edge_of,
+    line_of,
+    raw_line_of,
+    row_base,
+    store_lines,
+    widened_line,
+)
+from .line_scans import (
+    behind_affine,
+    behind_gated,
+    behind_sum,
+    both_picked,
+    chosen,
+    even,
+    exp_between,
+    gates_of,
+    joined,
+    last_gated,
+    leads_of,
+    mask,
+    mode_of,
+    picked,
+    shifted,
+    spread,
+    through,
+    tiled,
+)
 from .recurrence import affine, beats, careful_logs, extremum, join_span
-from .tiles import outer_offset, policy, tile_row
+from .tiles import tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
-_INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
 _RANGE = tl.constexpr(40.0)
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_LN_2 = tl.constexpr(0.6931471805599453)
 _FAR = tl.constexpr(2.0**16)
-# To add and take away these rounds to a whole number.
-_EVEN = tl.constexpr(1.5 * 2.0**23)
-_EVEN_WIDE = tl.constexpr(1.5 * 2.0**52)
-
-
-@triton.jit
-def columns_of(t, L: tl.constexpr, V: tl.constexpr):
-    """The V columns of a tile [L, V]; nothing moves."""
-    if V == 1:
-        return (tl.reshape(t, (L,)),)
-    else:
-        a, b = tl.split(tl.permute(tl.reshape(t, (L, 2, V // 2)), (0, 2, 1)))
-        return columns_of(a, L, V // 2) + columns_of(b, L, V // 2)
-
-
-@triton.jit
-def tile_of_columns(columns, L: tl.constexpr, V: tl.constexpr):
-    """The tile [L, V] of V columns; nothing moves."""
-    if V == 1:
-        return tl.reshape(columns[0], (L, 1))
-    else:
-        a = tile_of_columns(columns[: V // 2], L, V // 2)
-        b = tile_of_columns(columns[V // 2 :], L, V // 2)
-        return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (L, V))
-
-
-@triton.jit
-def behind_sum(s1, p1, s2, p2):
-    """(sum, sum of what is behind the last): the first argument is nearer the far end."""
-    return s1 + s2, s1 + p2
-
-
-@triton.jit
-def behind_affine(a1, s1, b1, p1, a2, s2, b2, p2):
-    """(a, s) as in `affine`, and the same for what is behind the last."""
-    return a1 * a2, s2 + a2 * s1, a1 * b2, p2 + b2 * s1
-
-
-@triton.jit
-def behind_gated(a1, s1, b1, p1, a2, s2, b2, p2):
-    """The same with gates: all bits set let S through, none do not; a choice, never a product."""
-    return a1 & a2, s2 + chosen(a2, s1), a1 & b2, p2 + chosen(b2, s1)
-
-
-@triton.jit
-def last_gated(a1, s1, a2, s2):
-    """The same for the last alone."""
-    return a1 & a2, s2 + chosen(a2, s1)
-
-
-@triton.jit
-def mask(condition):
-    """All bits set, or none."""
-    return tl.where(condition, -1, 0)
-
-
-@triton.jit
-def chosen(gate, value):
-    """A value, or 0, by its bits."""
-    if value.dtype == tl.float32:
-        return (value.to(tl.int32, bitcast=True) & gate).to(tl.float32, bitcast=True)
-    else:
-        return tl.where(gate != 0, value, 0.0)
-
-
-@triton.jit
-def even(x):
-    """The nearest number of the form E · ln 2, and E: from one to another is a power of two, but
-    for what rounding did to them."""
-    if x.dtype == tl.float32:
-        e = (x * _LOG2_E + _EVEN) - _EVEN
-    else:
-        e = (x * _LOG2_E + _EVEN_WIDE) - _EVEN_WIDE
-    # As an fma, so that the product is rounded here and not joined with what is taken from it.
-    return tl.fma(e, e * 0.0 + _LN_2, e * 0.0), e
-
-
-@triton.jit
-def exp_between(ref, e, other, other_e):
-    """exp(ref − other) in f64, both as `even` gives them, |ref| below 2¹⁶."""
-    steps = e - other_e
-    rest = (ref - other) - steps * _LN_2
-    near = 1.0 + rest * (
-        1.0 + rest * (0.5 + rest * (1.0 / 6 + rest * (1.0 / 24 + rest * (1.0 / 120))))
-    )
-    return near * power_of_two(tl.minimum(tl.maximum(steps, -1000.0), 1000.0).to(tl.int32))
-
-
-@triton.jit
-def through(MODE: tl.constexpr, s, a, arriving):
-    """s + a · arriving, in the way of a mode."""
-    if MODE == "sum":
-        return s + arriving
-    elif MODE == "affine":
-        return s + a * arriving
-    else:
-        a, arriving = tl.broadcast(a, arriving)
-        return s + chosen(a, arriving)
-
-
-@triton.jit
-def joined(MODE: tl.constexpr, a, b):
-    """The factor or gate of two in a row."""
-    if MODE == "affine":
-        return a * b
-    else:
-        return a & b
-
-
-@triton.jit
-def shifted(columns, edge, UP: tl.constexpr, V: tl.constexpr):
-    """Each element's neighbour above (UP) or below in memory; `edge` beyond the line."""
-    if UP:
-        return columns[1:] + (edge,)
-    else:
-        return (edge,) + columns[: V - 1]
-
-
-@triton.jit
-def row_base(outer, rows, dims, steps, SIDE: tl.constexpr):
-    """Where each row starts; side by side they are neighbours."""
-    if SIDE:
-        return outer_offset(outer, dims, steps) + rows.to(tl.int64)
-    else:
-        return outer_offset(outer, dims, steps) + rows.to(tl.int64) * steps[0]
-
-
-@triton.jit
-def along(index, steps, SIDE: tl.constexpr):
-    """How far a place on the axis is from its start."""
-    if SIDE:
-        return index.to(tl.int64) * steps[0]
-    else:
-        return index
-
-
-@triton.jit
-def bring(pointer, base, steps, begin, n, count, R: tl.constexpr, C: tl.constexpr):
-    """Ask the second cache for C steps of R rows side by side, of which there are `count`."""
-    if not _INTERPRETED:
-        ITEM: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
-        PIECE: tl.constexpr = min(R, 64 // ITEM)
-        PIECES: tl.constexpr = R // PIECE
-        lane = tl.arange(0, C * PIECES)
-        place = tl.minimum(tl.maximum(begin + lane // PIECES, 0), n - 1)
-        row = tl.minimum((lane % PIECES) * PIECE, count - 1)
-        source = pointer + base + place.to(tl.int64) * steps[0] + row
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [source.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def raw_line_of(
-    pointer, base, steps, start, row_mask, n,
-    SIDE: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
-):  # fmt: skip
-    """The V elements of each line as they are stored, in memory order; 0 where there are none:
-    a tile [L, V], or V columns where rows lie side by side."""
-    kept: tl.constexpr = policy(SPENT)
-    if SIDE:
-        found = ()
-        for j in tl.static_range(0, V):
-            source = pointer + base + along(start + j, steps, SIDE)
-            if FULL:
-                value = tl.load(source, eviction_policy=kept)
-            else:
-                there = row_mask & (start + j < n)
-                value = tl.load(source, mask=there, other=0.0, eviction_policy=kept)
-            found = found + (value,)
-        return found
-    else:
-        index = start[:, None] + tl.arange(0, V)[None, :]
-        source = pointer + base[:, None] + index
-        if FULL:
-            return tl.load(source, eviction_policy=kept)
-        else:
-            there = row_mask[:, None] & (index < n)
-            return tl.load(source, mask=there, other=0.0, eviction_policy=kept)
-
-
-@triton.jit
-def line_of(
-    pointer, base, steps, start, row_mask, n, TYPE: tl.constexpr,
-    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
-):  # fmt: skip
-    """The same as V columns to compute with."""
-    raw = raw_line_of(pointer, base, steps, start, row_mask, n, SIDE, V, FULL, SPENT)
-    return widened_line(raw, TYPE, SIDE, L, V)
-
-
-@triton.jit
-def widened_line(raw, TYPE: tl.constexpr, SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr):
-    if SIDE:
-        found = ()
-        for j in tl.static_range(0, V):
-            found = found + (raw[j].to(TYPE),)
-        return found
-    else:
-        return columns_of(raw.to(TYPE), L, V)
-
-
-@triton.jit
-def leads_of(x, y, ELEMENT: tl.constexpr, PAIRS: tl.constexpr, SIDE: tl.constexpr,
-             L: tl.constexpr, V: tl.constexpr):  # fmt: skip
-    """Of V columns, where x is the running extremum y or NaN, as masks."""
-    if SIDE:
-        found = ()
-        for j in tl.static_range(0, V):
-            found = found + (leads(x[j], y[j], ELEMENT, PAIRS),)
-        return found
-    else:
-        return columns_of(leads(x, y, ELEMENT, PAIRS), L, V)
-
-
-@triton.jit
-def leads(x, y, ELEMENT: tl.constexpr, PAIRS: tl.constexpr):
-    """The same of one of them. By an assembler's hand: the compiler would turn masks into
-    conditions, of which there are only seven at a time. PAIRS: halves, compared two by two."""
-    if PAIRS:
-        CODE: tl.constexpr = (
-            "{ .reg .b32 a, b; set.eq.u32.TYPEx2 a, $2, $3; set.neu.u32.TYPEx2 b, $2, $2; "
-            "or.b32 a, a, b; prmt.b32 $0, a, 0, 0x0000; prmt.b32 $1, a, 0, 0x2222; }"
-        )
-        return tl.inline_asm_elementwise(
-            typed(CODE, ELEMENT), "=r,=r,r,r", [x, y], dtype=tl.int32, is_pure=True, pack=2
-        )
-    elif ELEMENT == "f64" or _INTERPRETED:
-        return mask((x == y) | (x != x))
-    else:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 a, b; set.eq.u32.f32 a, $1, $2; set.neu.u32.f32 b, $1, $1; "
-            "or.b32 $0, a, b; }",
-            "=r,r,r",
-            [x.to(tl.float32), y.to(tl.float32)],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-
-
-@triton.constexpr_function
-def typed(code, element):
-    return code.replace("TYPE", element)
-
-
-@triton.jit
-def edge_of(pointer, base, steps, place, row_mask, n, TYPE: tl.constexpr, SIDE: tl.constexpr):
-    """One element a line, beside it; 0 where the row ends."""
-    there = row_mask & (place >= 0) & (place < n)
-    return tl.load(pointer + base + along(place, steps, SIDE), mask=there, other=0.0).to(TYPE)
-
-
-@triton.jit
-def tiled(values, SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
-    """What each line has, as [rows, lines], or [lines, rows] where rows lie side by side."""
-    return tl.reshape(values, (M, R) if SIDE else (R, M))
-
-
-@triton.jit
-def spread(values, SIDE: tl.constexpr):
-    """What each row has, for all its lines."""
-    return values[None, :] if SIDE else values[:, None]
 
 
 @triton.jit
@@ -732,69 +486,3 @@ def lines_chunk(
                 carry = carry * tl.exp(low.to(tl.float64) - prior) * DOWNWARDS
         tl.store(carries + slot, carry)
         tl.store(carries + total + slot, factor)
-
-
-@triton.constexpr_function
-def mode_of(kind):
-    """How the recurrence of a kind goes through a line."""
-    return {"cumprod": "affine", "cummax": "gate", "cummin": "gate"}.get(kind, "sum")
-
-
-@triton.constexpr_function
-def gates_of(kind):
-    """How carries of a kind are joined: see `join_span`."""
-    return "open" if mode_of(kind) == "gate" else ""
-
-
-@triton.jit
-def picked(values, one, AXIS: tl.constexpr):
-    """The value of each row at the one chosen line: picked, never multiplied."""
-    if values.shape[AXIS] == 1:
-        return tl.reshape(values, (values.numel,))
-    else:
-        return tl.sum(tl.where(one, values, tl.zeros_like(values)), AXIS)
-
-
-@triton.jit
-def both_picked(a, s, one, AXIS: tl.constexpr):
-    """The same for two values, at once."""
-    a = tl.where(one, a, tl.zeros_like(a))
-    s = tl.where(one, s, tl.zeros_like(s))
-    return tl.reduce((a, s), AXIS, both_added)
-
-
-@triton.jit
-def both_added(a1, s1, a2, s2):
-    return a1 + a2, s1 + s2
-
-
-@triton.jit
-def store_lines(
-    out, base, steps, start, row_mask, n, results,
-    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
-):  # fmt: skip
-    """Round a tile once and store it."""
-    element: tl.constexpr = out.dtype.element_ty
-    kept: tl.constexpr = policy(SPENT)
-    if SIDE:
-        for j in tl.static_range(0, V):
-            value = results[j]
-            if element == tl.bfloat16 or element == tl.float16:
-                value = value.to(tl.float32)
-            target = out + base + along(start + j, steps, SIDE)
-            if FULL:
-                tl.store(target, value.to(element), eviction_policy=kept)
-            else:
-                mask = row_mask & (start + j < n)
-                tl.store(target, value.to(element), mask=mask, eviction_policy=kept)
-    else:
-        value = tile_of_columns(results, L, V)
-        if element == tl.bfloat16 or element == tl.float16:
-            value = value.to(tl.float32)
-        index = start[:, None] + tl.arange(0, V)[None, :]
-        if FULL:
-            tl.store(out + base[:, None] + index, value.to(element), eviction_policy=kept)
-        else:
-            mask = row_mask[:, None] & (index < n)
-            target = out + base[:, None] + index
-            tl.store(target, value.to(element), mask=mask, eviction_policy=kept)
