@@ -10,38 +10,53 @@ end. Everything else, and every doubt, goes the long way, which knows what to sa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from .overlap import apart
 from .views import View
 
 if TYPE_CHECKING:
     from .plans import Plan
 
-__all__ = ["Address", "Again", "Recent"]
+__all__ = ["Again", "Recent", "Slots"]
 
 _Likeness = tuple[Callable[..., bool], Callable[[tuple[Any, ...]], tuple[Any, ...]] | None]
 
 
-class Address:
-    """What programs read of a view."""
+class Slots:
+    """Views of certain layouts whose addresses are put in call by call, a set for each thread."""
 
-    __slots__ = ("ptr",)
-    ptr: int
+    __slots__ = ("_idle", "_layouts")
+
+    def __init__(self, layouts: Mapping[str, Any]) -> None:
+        self._layouts = layouts
+        # Sets that no thread uses now; taking and putting back are atomic.
+        self._idle: list[tuple[dict[str, View], list[View]]] = []
+
+    def take(self) -> tuple[dict[str, View], list[View]]:
+        """The views by name, and in order."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            views = {name: View(0, layout, None) for name, layout in self._layouts.items()}
+            return views, list(views.values())
+
+    def give(self, taken: tuple[dict[str, View], list[View]]) -> None:
+        self._idle.append(taken)
 
 
 class Again:
     """A program, and a test whether tensors lie as those that it was prepared for."""
 
     __slots__ = (
-        "_aside",
         "_facts",
-        "_idle",
-        "_names",
+        "_outputs",
         "_pick",
         "_plan",
         "_program",
+        "_slots",
         "_streams",
         "like",
         "shape",
@@ -62,31 +77,16 @@ class Again:
         self._plan = plan
         self._program = program
         self._streams = streams
-        self._names = tuple(views)
-        layouts = [lent.layout for lent in views.values()]
+        layouts = {name: lent.layout for name, lent in views.items()}
+        self._slots = Slots(layouts)
         count = len(layouts) - fresh
         # What is left to be asked of each tensor; its storage's end not of fresh ones (0). Strides
         # of torch have no sign.
         self._facts = [
             (layout.mask + 1 if k < count else 0, layout.mask, layout.hi)
-            for k, layout in enumerate(layouts)
+            for k, layout in enumerate(layouts.values())
         ]
-        # Pairs of arrays that must not share memory, unless they may be one and the same.
-        reach = [layout.hi for layout in layouts]
-        outputs = [k for k, name in enumerate(views) if name in plan._outputs and k < count]
-        names = self._names
-        self._aside = [
-            (
-                (one, reach[one]),
-                (other, reach[other]),
-                names[other] in plan._same and layouts[one] is layouts[other],
-            )
-            for one in outputs
-            for other in range(count)
-            if other != one and (other not in outputs or other > one)
-        ]
-        # Sets of addresses that no thread uses now; taking and putting back are atomic.
-        self._idle: list[tuple[Any, list[Address]]] = []
+        self._outputs = [name for name in [*layouts][:count] if name in plan._outputs]
 
     def launch(self, arrays: tuple[Any, ...], stream: Any, *fresh: Any) -> bool:
         """Run for arrays that are `like`, and perhaps into fresh ones; False where the long way has
@@ -94,34 +94,29 @@ class Again:
         tensors = arrays if self._pick is None else self._pick(arrays)
         if fresh:
             tensors = (*tensors, *fresh)
-        try:
-            held = self._idle.pop()
-        except IndexError:
-            views = {name: Address() for name in self._names}
-            held = views, list(views.values())
-        lent, slots = held
+        taken = self._slots.take()
+        views, slots = taken
+        done = self._placed(slots, tensors) and all(
+            apart(views[name], views, self._plan._same) for name in self._outputs
+        )
+        if done:
+            streams, program = self._streams, self._program
+            handle = streams.current() if stream is None else streams.handle(stream)
+            address = 0
+            if program.workspace_bytes:
+                address, _keep = self._plan._workspace(program.workspace_bytes, None, views, handle)
+            program.run(views, address, handle)
+        self._slots.give(taken)
+        return done
+
+    def _placed(self, slots: list[View], tensors: tuple[Any, ...]) -> bool:
+        """Put the addresses in, if they are aligned and their storages long enough."""
         for slot, tensor, (size, mask, reach) in zip(slots, tensors, self._facts, strict=True):
             slot.ptr = ptr = tensor.data_ptr()
-            if (
-                ptr & mask
-                or not ptr
-                or (
-                    size
-                    and tensor.storage_offset() * size + reach > tensor.untyped_storage().nbytes()
-                )
-            ):
+            if ptr & mask or not ptr:
                 return False
-        for (one, reach), (other, more), may_be_one in self._aside:
-            a, b = slots[one].ptr, slots[other].ptr
-            if a < b + more and b < a + reach and not (may_be_one and a == b):
+            if size and tensor.storage_offset() * size + reach > tensor.untyped_storage().nbytes():
                 return False
-        streams, program = self._streams, self._program
-        handle = streams.current() if stream is None else streams.handle(stream)
-        address = 0
-        if program.workspace_bytes:
-            address, _keep = self._plan._workspace(program.workspace_bytes, None, {}, handle)
-        program.run(lent, address, handle)
-        self._idle.append(held)
         return True
 
 

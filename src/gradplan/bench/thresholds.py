@@ -90,6 +90,24 @@ def _on(*groups: Sequence[Probe], values: Callable[[Any], Sequence[Any]] = _half
     return ask
 
 
+def _with_entry(table: Table, name: str, k: int, entry: Any) -> Table:
+    """A table with another entry in one of its fields."""
+    entries: list[Any] = list(getattr(table, name))
+    entries[k] = entry
+    return replace(table, **dict[str, Any]({name: tuple(entries)}))
+
+
+def _on_shapes(
+    kind: str, shapes: Sequence[tuple[tuple[int, ...], int]], half: bool
+) -> tuple[Probe, ...]:
+    element = "bf16" if half else "f32"
+    return tuple(probe for shape, axis in shapes for probe in _probes(kind, shape, axis, element))
+
+
+def _label(name: str, kind: str, half: bool) -> str:
+    return f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
+
+
 def _by_kind(
     other: str, shapes: Sequence[tuple[tuple[int, ...], int]], least: int, most: int
 ) -> Ask:
@@ -108,19 +126,11 @@ def _by_kind(
                     | {(now[0], two) for two in _half_and_double(now[1])}
                 ):
                     if least * two <= one <= most * two or (one, two) == now:
-                        lines: list[Any] = list(now_lines)
-                        lines[k] = (kind, *sizes[:first], one, two, *sizes[first + 2 :])
-                        tables[f"{one}/{two}"] = replace(
-                            table, **dict[str, Any]({name: tuple(lines)})
-                        )
-                label = f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
-                element = "bf16" if half else "f32"
-                probes = [
-                    probe
-                    for shape, axis in shapes
-                    for probe in _probes(kind or other, shape, axis, element)
-                ]
-                yield Question(label, f"{now[0]}/{now[1]}", tables, tuple(probes))
+                        entry = (kind, *sizes[:first], one, two, *sizes[first + 2 :])
+                        tables[f"{one}/{two}"] = _with_entry(table, name, k, entry)
+                label = _label(name, kind, half)
+                probes = _on_shapes(kind or other, shapes, half)
+                yield Question(label, f"{now[0]}/{now[1]}", tables, probes)
 
     return ask
 
@@ -139,18 +149,12 @@ def _by_side(shapes: Sequence[tuple[tuple[int, ...], int]]) -> Ask:
                 some |= {(rows, lines, length, two) for two in _half_and_double(warps)}
                 tables = {}
                 for one in sorted(some):
-                    changed: list[Any] = list(now_tiles)
                     pair = (one, tiles[1]) if half else (tiles[0], one)
-                    changed[k] = (kind, *pair)
-                    made = replace(table, **dict[str, Any]({name: tuple(changed)}))
+                    made = _with_entry(table, name, k, (kind, *pair))
                     tables["x".join(map(str, one))] = made
-                probes = [
-                    probe
-                    for shape, axis in shapes
-                    for probe in _probes(kind or "cummax", shape, axis, "bf16" if half else "f32")
-                ]
-                label = f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
-                yield Question(label, "x".join(map(str, now)), tables, tuple(probes))
+                probes = _on_shapes(kind or "cummax", shapes, half)
+                label = _label(name, kind, half)
+                yield Question(label, "x".join(map(str, now)), tables, probes)
 
     return ask
 
@@ -175,19 +179,11 @@ def _by_place(values: Sequence[int]) -> Ask:
                 now = numbers[0 if half else 1]
                 tables = {}
                 for value in sorted({*values, now}):
-                    lines: list[Any] = list(now_lines)
                     pair = (value, numbers[1]) if half else (numbers[0], value)
-                    lines[k] = (place, kind, *pair)
-                    made = replace(table, **dict[str, Any]({name: tuple(lines)}))
-                    tables[str(value)] = made
+                    tables[str(value)] = _with_entry(table, name, k, (place, kind, *pair))
                 other, shapes = _PLACES[place]
-                probes = [
-                    probe
-                    for shape, axis in shapes
-                    for probe in _probes(kind or other, shape, axis, "bf16" if half else "f32")
-                ]
-                label = f"{name} {place} {kind or 'others'} {'halves' if half else 'f32'}"
-                yield Question(label, str(now), tables, tuple(probes))
+                probes = _on_shapes(kind or other, shapes, half)
+                yield Question(_label(f"{name} {place}", kind, half), str(now), tables, probes)
 
     return ask
 
@@ -195,11 +191,8 @@ def _by_place(values: Sequence[int]) -> Ask:
 def _by_width(name: str, table: Table) -> Iterator[Question]:
     """The bytes of rows side by side that a cluster holds, kind by kind."""
     for k, (kind, now) in enumerate(table.cluster_width):
-        tables = {}
-        for width in sorted({now // 2, now, min(2 * now, table.lagged_width)}):
-            widths = list(table.cluster_width)
-            widths[k] = (kind, width)
-            tables[str(width)] = replace(table, cluster_width=tuple(widths))
+        widths = sorted({now // 2, now, min(2 * now, table.lagged_width)})
+        tables = {str(width): _with_entry(table, name, k, (kind, width)) for width in widths}
         probes = _probes(kind or "var", (64, 2048, 512), 1, "bf16")
         yield Question(f"{name} {kind or 'others'}", str(now), tables, probes)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..again import Address
+from ..again import Slots
 from ..plans import Plan
 from ..views import View, view
 
@@ -35,21 +35,16 @@ class Question(Protocol):
 
 
 class _Recipe:
-    """A program, and sets of addresses for it that no thread uses now."""
+    """A program, and where its addresses go."""
 
-    __slots__ = ("device", "idle", "mask", "names", "plan", "program")
+    __slots__ = ("device", "mask", "plan", "program", "slots")
 
     def __init__(self, plan: Plan, program: Any, names: tuple[str, ...], mask: int) -> None:
         self.plan = plan
         self.program = program
         self.device = plan._backend.device
-        self.names = names
+        self.slots = Slots(dict.fromkeys(names))  # programs look at addresses alone
         self.mask = mask
-        self.idle: list[tuple[Any, list[Address]]] = []
-
-    def addresses(self) -> tuple[Any, list[Address]]:
-        views = {name: Address() for name in self.names}
-        return views, list(views.values())
 
 
 # Programs use few layouts; one with ever new shapes must not leak.
@@ -79,11 +74,8 @@ def launch(
         if len(_recipes) >= _RECIPE_LIMIT:
             _recipes.clear()
         _recipes[key] = recipe
-    try:
-        addresses = recipe.idle.pop()
-    except IndexError:
-        addresses = recipe.addresses()
-    views, slots = addresses
+    taken = recipe.slots.take()
+    views, slots = taken
     low = 0
     for slot, tensor in zip(slots, tensors, strict=True):
         if tensor is not None:
@@ -98,7 +90,7 @@ def launch(
     if needed:
         address, _keep = recipe.plan._workspace(needed, None, views, stream)
     program.run(views, address, stream)
-    recipe.idle.append(addresses)
+    recipe.slots.give(taken)
 
 
 def prepare(

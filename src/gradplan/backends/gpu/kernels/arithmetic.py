@@ -19,6 +19,17 @@ _SHIFT_BITS = tl.constexpr(0x4B400000)  # its bits
 
 
 @triton.jit
+def plain_exp2(x):
+    """2^x as the hardware has it for f32; 0 below 2⁻¹²⁶."""
+    if _INTERPRETED:  # which knows no assembler
+        return tl.exp2(x)
+    else:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+
+
+@triton.jit
 def exp_f32(x, POWER: tl.constexpr = 0):
     """exp(x) · 2^POWER, |POWER| ≤ 32, of an f32: within 2 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is
     rounded once more."""
@@ -32,9 +43,7 @@ def exp_f32(x, POWER: tl.constexpr = 0):
         shifted = tl.fma(x, _LOG2_E, _SHIFT)
         rest = tl.fma(x, _LOG2_E, _SHIFT - shifted)
         rest = tl.fma(x, _LOG2_E_MORE, rest)
-        power = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [rest], dtype=tl.float32, is_pure=True, pack=1
-        )
+        power = plain_exp2(rest)
         exponent = shifted.to(tl.int32, bitcast=True) - (_SHIFT_BITS - POWER)
         half = exponent >> 1
         return power * power_of_two_f32(half) * power_of_two_f32(exponent - half)
@@ -58,13 +67,7 @@ def exp(x, ELEMENT: tl.constexpr):
 @triton.jit
 def rough_exp(x, power):
     """exp(x) · 2^power, good enough for halves; 0 below 2⁻¹²⁶."""
-    exponent = x * 1.4426950408889634 + power  # which the compiler joins
-    if _INTERPRETED:  # which knows no assembler
-        return tl.exp2(exponent)
-    else:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [exponent], dtype=tl.float32, is_pure=True, pack=1
-        )
+    return plain_exp2(x * 1.4426950408889634 + power)  # a product and a sum that become one
 
 
 @triton.jit

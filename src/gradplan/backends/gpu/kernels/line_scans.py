@@ -67,7 +67,8 @@ def even(x):
     else:
         e = (x * _LOG2_E + _EVEN_WIDE) - _EVEN_WIDE
     # As an fma, so that the product is rounded here and not joined with what is taken from it.
-    return tl.fma(e, e * 0.0 + _LN_2, e * 0.0), e
+    nothing = tl.zeros_like(e)
+    return tl.fma(e, nothing + _LN_2, nothing), e
 
 
 @triton.jit

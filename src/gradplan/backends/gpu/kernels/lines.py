@@ -379,27 +379,20 @@ def lines_chunk(
             total_a = tl.full((R,), 1.0, tl.float64)
         else:
             gain = tiled(gain, SIDE, R, M)
-            b = tl.zeros_like(gain)
-            if MODE == "affine":
-                b = b + 1.0
-                if PHASE == "partial":
-                    all_a, all_s = tl.associative_scan((gain, leaving), AXIS, affine)
-                    behind = nothing
-                else:
-                    all_a, all_s, b, behind = tl.associative_scan(
-                        (gain, leaving, b, nothing), AXIS, behind_affine
-                    )
-                total_a, total_s = both_picked(all_a, all_s, nearest, AXIS)
+            b = tl.zeros_like(gain) + (1.0 if MODE == "affine" else -1)
+            if PHASE == "partial":
+                all_a, all_s = tl.associative_scan(
+                    (gain, leaving), AXIS, affine if MODE == "affine" else last_gated
+                )
+                behind = nothing
             else:
-                b = b - 1
-                if PHASE == "partial":
-                    all_a, all_s = tl.associative_scan((gain, leaving), AXIS, last_gated)
-                    behind = nothing
-                else:
-                    all_a, all_s, b, behind = tl.associative_scan(
-                        (gain, leaving, b, nothing), AXIS, behind_gated
-                    )
-                total_a, total_s = both_picked(all_a, all_s, nearest, AXIS)
+                all_a, all_s, b, behind = tl.associative_scan(
+                    (gain, leaving, b, nothing),
+                    AXIS,
+                    behind_affine if MODE == "affine" else behind_gated,
+                )
+            total_a, total_s = both_picked(all_a, all_s, nearest, AXIS)
+            if MODE == "gate":
                 total_a = tl.where(total_a != 0, 1.0, 0.0)
             total_a = total_a.to(tl.float64)
             total_s = total_s.to(tl.float64)

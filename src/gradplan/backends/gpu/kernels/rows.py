@@ -22,6 +22,7 @@ from .formulas import (
 )
 from .tiles import (
     axis_offset,
+    by_row,
     fetch,
     fetch_raw,
     nearby,
@@ -230,7 +231,7 @@ def row_tile(
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
         b = tl.broadcast_to(widened(raw_b, X, WIDE), (R, H))
-        if (X == "r" or X == "u") and not FULL:  # one value a row, beyond its end too
+        if by_row(X) and not FULL:  # one value a row, beyond its end too
             a = tl.where((first < n)[None, :], a, 1.0)
             b = tl.where((second < n)[None, :], b, 1.0)
         if STATE:

@@ -79,6 +79,12 @@ def axis_offset(index, extents, strides):
         return offset
 
 
+@triton.constexpr_function
+def by_row(mode):
+    """Whether there is one value a row."""
+    return mode in ("r", "u")
+
+
 @triton.jit
 def place(pointer, MODE: tl.constexpr, at, steps):
     """Pointers of shape [R, C], [R, 1] or [1, C]."""
@@ -94,7 +100,7 @@ def place(pointer, MODE: tl.constexpr, at, steps):
         if MODE == "t":
             base += begin
             along = step[None, :]
-        elif MODE == "r" or MODE == "u":
+        elif by_row(MODE):
             along = across
         elif len(steps[2]) == 1:
             base += begin.to(tl.int64) * steps[3][0]
@@ -109,7 +115,7 @@ def place(pointer, MODE: tl.constexpr, at, steps):
             along = at[2][None, :]
         else:
             along = axis_offset(at[2], steps[2], steps[3])[None, :]
-    if MODE == "r" or MODE == "u":
+    if by_row(MODE):
         return base + across
     elif MODE == "a":
         return base + along
@@ -135,11 +141,10 @@ def fetch_raw(
         return 0.0
     else:
         source = place(pointer, MODE, at, steps)
-        few: tl.constexpr = MODE == "r" or MODE == "u" or MODE == "a"
-        kept: tl.constexpr = policy(SPENT and not few)
+        kept: tl.constexpr = policy(SPENT and not by_row(MODE) and MODE != "a")
         if FULL:
             return tl.load(source, eviction_policy=kept)
-        elif MODE == "r" or MODE == "u":
+        elif by_row(MODE):
             return tl.load(source, mask=at[3][:, None], other=other)
         elif MODE == "a":
             return tl.load(source, mask=at[4][None, :], other=other)
