@@ -13,7 +13,7 @@ import pytest
 
 from covering import SPECS
 from gradplan import cases
-from gradplan.backends.gpu import aot, programs
+from gradplan.backends.gpu import aot, launch, programs
 from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
@@ -40,6 +40,32 @@ def test_a_covering_subset_compiles_without_stack(arch):
     done = run("--quick", "--jobs", "1", "--arch", str(arch))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert f"sm_{arch}" in done.stdout
+
+
+def test_the_names_in_tritons_cache_do_not_depend_on_which_kernel_comes_first():
+    """Or a process that starts with another kernel would compile everything anew."""
+    names = ["rows.row_tiles", "lines.scan_lines", "recurrence.scan_states", "segments.sum_chunks"]
+    code = (
+        "import sys; from gradplan.backends.gpu import launch\n"
+        "first, *names = sys.argv[1:]; launch._function(first); launch._name_all()\n"
+        "print([launch._function(name).cache_key for name in sorted(names)])"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code, first, *names],
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed, first in enumerate(names)
+    }
+    assert len(found) == 1
+
+
+def test_every_module_of_kernels_is_named():
+    folder = Path(launch.__file__).parent / "kernels"
+    assert {path.stem for path in folder.glob("*.py")} == {"__init__", *launch._KERNELS}
 
 
 @pytest.fixture(scope="module")

@@ -484,6 +484,7 @@ def some_results(path, **changes):
         "device": {"name": "Some Device", "arch": "sm_90"},
         "versions": {"torch": "2.11.0"},
         "copy_bandwidth": 4.2e12,
+        "copies_ms": {"64": 0.02, "1024": 0.26},
         "rows": [
             row("cumsum", "scan", "rows", [8192, 8192], 1, 0.1),
             row("softmax", "softmax", "rows", [8192, 8192], 1, 0.0625, "did not compile"),
@@ -510,6 +511,7 @@ def test_the_table_is_made_from_the_results(tmp_path):
         "| cumsum | 0.100 | 50 % | 0.200 (2.0 ×) |"
     )
     assert "bound launch 5.0 µs" in text
+    assert "A plain copy, by the same clock: 80 % at 64 MiB, 98 % at 1024 MiB" in text
     assert not any(line != line.rstrip() for line in lines)
 
 

@@ -55,7 +55,8 @@ JOBS = {
     "scan_resident": ("cummax", (300, 1000), (4, 20), "f32", (), {}),
     "scan_tiled": ("cumprod", (600, 40_000), (4, 140), "f32", (), {}),
     "scan_split": ("cumprod", (3, 60_000), (2, 140), "f32", ("y",), {}),
-    "log_split": ("log_cumsum_exp", (2, 40_000), (2, 21), "f32", ("y",), {}),
+    "log_split": ("log_cumsum_exp", (2, 40_000), (2, 140), "f32", ("y",), {}),
+    "log_tiled": ("log_cumsum_exp", (600, 9000), (4, 140), "f32", ("y",), {}),
     "scan_halves": ("cumsum", (300, 9000), (3, 140), "bf16", (), {}),
     "embedding": ("embedding", (20_000, 96, 300), (90, 5, 9), "f32", (), {"accumulate": False}),
 }
@@ -67,6 +68,7 @@ WITH_WORKSPACE = (
     "scan_lagged",
     "scan_split",
     "log_split",
+    "log_tiled",
     "embedding",
 )
 

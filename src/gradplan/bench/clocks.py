@@ -24,7 +24,9 @@ __all__ = [
     "Timing",
     "cpu_copy_bandwidth",
     "cpu_samples",
+    "cuda_copies",
     "cuda_copy_bandwidth",
+    "cuda_copy_s",
     "cuda_samples",
     "medians",
     "wall_samples",
@@ -39,6 +41,7 @@ _COPY_ELEMENTS = 4 * 2048 * 2048
 
 _FLUSH_BYTES = 256 << 20
 _COPY_BYTES = 1 << 30
+_COPIES_MIB = (64, 128, 192, 256, 384, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -206,11 +209,21 @@ def wall_samples(call: Call, wait: Callable[[object], object], effort: Effort) -
     return [batch(size) for _ in range(10 if effort.repeats is None else 3)]
 
 
+def cuda_copy_s(nbytes: int) -> float:
+    """Seconds of a plain copy that moves so many bytes, read and written."""
+    torch = needed("torch")
+    source = torch.zeros(nbytes // 2, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    return statistics.median(cuda_samples(lambda: target.copy_(source), Effort(repeats=30)))
+
+
 def cuda_copy_bandwidth(device: str = "cuda") -> float:
     """Bytes per second, read and written, of a copy far larger than the L2."""
     torch = needed("torch")
     with torch.cuda.device(torch.device(device)):
-        source = torch.zeros(_COPY_BYTES, dtype=torch.int8, device="cuda")
-        target = torch.empty_like(source)
-        samples = cuda_samples(lambda: target.copy_(source), Effort(repeats=30))
-    return 2 * _COPY_BYTES / statistics.median(samples)
+        return 2 * _COPY_BYTES / cuda_copy_s(2 * _COPY_BYTES)
+
+
+def cuda_copies() -> dict[str, float]:
+    """Milliseconds of copies that move so many MiB: what launching takes shows in short ones."""
+    return {str(mib): 1e3 * cuda_copy_s(mib << 20) for mib in _COPIES_MIB}

@@ -126,6 +126,13 @@ def _summary(found: dict[str, Any], rows: list[Row]) -> str:
         f"{worst['case']})."
         for name, (mean, count, worst) in speedups(rows).items()
     ]
+    copies = found.get("copies_ms")
+    if copies:
+        shares = (
+            f"{100 * (int(mib) << 20) / found['copy_bandwidth'] * 1e3 / ms:.0f} % at {mib} MiB"
+            for mib, ms in copies.items()
+        )
+        lines.append(f"- A plain copy, by the same clock: {', '.join(shares)} read and written.")
     costs = found["host_us"].values()
     if costs:
         lines.append(

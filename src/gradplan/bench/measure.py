@@ -94,6 +94,7 @@ def about(device: str, effort: Effort) -> dict[str, Any]:
         },
         "versions": versions | {"cuda": torch.version.cuda},
         "copy_bandwidth": clocks.cuda_copy_bandwidth(),
+        "copies_ms": clocks.cuda_copies(),
     }
 
 

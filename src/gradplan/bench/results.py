@@ -2,8 +2,9 @@
 
 {"gradplan", "date", "device", "versions", "copy_bandwidth", "rows": [...], "host_us": {...}}; a
 row names its kind as the registry does. Times are in ms, `copy_bandwidth` in bytes per second
-read and written, `share` is floor / time. `ms` is null where there is no time to tell: "error",
-or a peer's "note", says why.
+read and written, `share` is floor / time. On a GPU `copies_ms` tells how long plain copies take
+that move so many MiB. `ms` is null where there is no time to tell: "error", or a peer's "note",
+says why.
 """
 
 from __future__ import annotations

@@ -97,22 +97,37 @@ def _with_entry(table: Table, name: str, k: int, entry: Any) -> Table:
     return replace(table, **dict[str, Any]({name: tuple(entries)}))
 
 
-def _on_shapes(
-    kind: str, shapes: Sequence[tuple[tuple[int, ...], int]], half: bool
-) -> tuple[Probe, ...]:
+Shapes = Sequence[tuple[tuple[int, ...], int]]
+"""With the axis of each."""
+
+Choice = Shapes | Callable[[str, bool], Shapes]
+"""The same, or what tells them for a kind, and for halves or the others."""
+
+
+def _on_shapes(kind: str, shapes: Choice, half: bool) -> tuple[Probe, ...]:
     element = "bf16" if half else "f32"
-    return tuple(probe for shape, axis in shapes for probe in _probes(kind, shape, axis, element))
+    some = shapes(kind, half) if callable(shapes) else shapes
+    return tuple(probe for shape, axis in some for probe in _probes(kind, shape, axis, element))
+
+
+def _cluster_rows(kind: str, half: bool) -> Shapes:
+    """Rows that a cluster holds: of two operands in f32 shorter ones."""
+    short = kind in ("softmax", "log_softmax") and not half
+    return [((1024, 32768 if short else 131072), 1)]
+
+
+def _cluster_columns(kind: str, half: bool) -> Shapes:
+    return [((64, 1024, 1024) if half else (64, 2048, 512), 1)]
 
 
 def _label(name: str, kind: str, half: bool) -> str:
     return f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
 
 
-def _by_kind(
-    other: str, shapes: Sequence[tuple[tuple[int, ...], int]], least: int, most: int
-) -> Ask:
+def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = True) -> Ask:
     """A field with two sizes for each kind, for halves and for the others; `other` stands for the
-    kinds without a line of their own. A first size is so many to so many times the second."""
+    kinds without a line of their own. A first size is so many to so many times the second. Where
+    parts are too many for a cluster, larger ones are tried: there nothing `smaller` tells."""
 
     def ask(name: str, table: Table) -> Iterator[Question]:
         now_lines = getattr(table, name)
@@ -122,7 +137,7 @@ def _by_kind(
                 now = (sizes[first], sizes[first + 1])
                 tables = {}
                 for one, two in sorted(
-                    {(one, now[1]) for one in _half_and_double(now[0])}
+                    {(one, now[1]) for one in _half_and_double(now[0]) if smaller or one >= now[0]}
                     | {(now[0], two) for two in _half_and_double(now[1])}
                 ):
                     if least * two <= one <= most * two or (one, two) == now:
@@ -135,17 +150,24 @@ def _by_kind(
     return ask
 
 
-def _by_side(shapes: Sequence[tuple[tuple[int, ...], int]]) -> Ask:
+def _by_side(shapes: Shapes, short: bool = False) -> Ask:
     """A field with tiles of rows side by side for each kind: narrower and wider ones, of as many
-    elements, and more and fewer threads for the same."""
+    elements, and more and fewer threads for the same. Rows that are `short` take smaller and larger
+    tiles instead, and shorter and longer lines."""
 
     def ask(name: str, table: Table) -> Iterator[Question]:
         now_tiles = getattr(table, name)
         for k, (kind, *tiles) in enumerate(now_tiles):
             for half in (True, False):
                 rows, lines, length, warps = now = tiles[0 if half else 1]
-                some = {now, (rows // 2, 2 * lines, length, warps)}
-                some |= {(2 * rows, lines // 2, length, warps)}
+                some = {now}
+                if short:
+                    some |= {(rows // 2, lines, length, warps), (2 * rows, lines, length, warps)}
+                    some |= {(rows, 2 * lines, length // 2, warps)}
+                    some |= {(rows, lines // 2, 2 * length, warps)}
+                else:
+                    some |= {(rows // 2, 2 * lines, length, warps)}
+                    some |= {(2 * rows, lines // 2, length, warps)}
                 some |= {(rows, lines, length, two) for two in _half_and_double(warps)}
                 tables = {}
                 for one in sorted(some):
@@ -159,13 +181,15 @@ def _by_side(shapes: Sequence[tuple[tuple[int, ...], int]]) -> Ask:
     return ask
 
 
-_PLACES: dict[str, tuple[str, list[tuple[tuple[int, ...], int]]]] = {
+_PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1), ((64, 1 << 20), 1)]),
     "side": ("cummax", [((64, 2048, 512), 1)]),
+    "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", [((8192, 8192), 0)]),
     "lagged_rows": ("std", [((64, 1 << 20), 1)]),
     "lagged_columns": ("std", [((8192, 8192), 0)]),
-    "cluster": ("std", [((64, 2048, 512), 1)]),
+    "cluster_rows": ("std", _cluster_rows),
+    "cluster_columns": ("std", _cluster_columns),
 }
 
 
@@ -240,10 +264,14 @@ FIELDS: dict[str, Ask | str] = {
     "column_factor": _on(
         _probes("var", (64, 2048, 512), 1, "f32"), _probes("var", (64, 1024, 512), 1, "f32")
     ),
-    "column_bytes": _on(_probes("softmax", (16, 1 << 22), 0), _probes("cumsum", (64, 1 << 20), 0)),
-    "lagged_rows": _by_kind("std", [((1024, 131072), 1), ((64, 1 << 20), 1)], 512, 16384),
+    "column_bytes": _on(
+        _probes("softmax", (16, 1 << 22), 0), _probes("cumprod", (64, 1 << 20), 0, without=_NO_Y)
+    ),
+    "lagged_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 16384),
     "lagged_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
     "lagged_width": _on(_COLUMNS),
+    "cluster_rows": _by_kind("std", _cluster_rows, 512, 16384, smaller=False),
+    "cluster_columns": _by_kind("max", _cluster_columns, 512, 16384, smaller=False),
     "cluster_width": _by_width,
     "strided_tile": "as large as the assembler takes without spilling",
     "cluster": _on(
@@ -271,6 +299,7 @@ FIELDS: dict[str, Ask | str] = {
     "window": "as many as are joined at a time",
     "scan_chunk": _RARE,
     "side": _by_side([((64, 2048, 512), 1)]),
+    "short_side": _by_side([((1024, 64, 1024), 1)], short=True),
     "narrow_side": _by_side([((8192, 8192), 0)]),
     "ahead": _by_place((0, 1, 2)),
     "strips": _on(

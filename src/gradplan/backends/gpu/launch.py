@@ -126,9 +126,27 @@ def current_device() -> int:
     return int(torch.cuda.current_device())
 
 
+_KERNELS = (
+    "arithmetic", "tiles", "waiting", "formulas", "rows",
+    "recurrence", "line_memory", "line_scans", "lines", "segments",
+)  # fmt: skip
+
+
 def _function(name: str) -> Any:
     module, _, function = name.partition(".")
     return getattr(importlib.import_module(f"{__package__}.kernels.{module}"), function)
+
+
+@lru_cache(maxsize=1)
+def _name_all() -> None:
+    """Let Triton name all functions, in one order whichever kernel comes first.
+
+    Its cache goes by these names, and the name of a function depends on which others had theirs
+    before: without this another process that starts with another kernel finds nothing.
+    """
+    for module in _KERNELS:
+        for one in vars(importlib.import_module(f"{__package__}.kernels.{module}")).values():
+            getattr(one, "cache_key", None)
 
 
 _REGISTERS = 65536  # of a multiprocessor, on every architecture that there is
@@ -215,6 +233,7 @@ def compiled(step: Step, pointer_bytes: int, capability: int) -> Any:
                 from triton.backends.compiler import GPUTarget
                 from triton.compiler import ASTSource
 
+                _name_all()
                 signature, constants, attributes = _signature(step, pointer_bytes)
                 source = ASTSource(_function(step.kernel), signature, constants, attributes)
                 options = {"num_warps": step.warps}

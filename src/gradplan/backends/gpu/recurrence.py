@@ -52,8 +52,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     length = up(n)
     item = desc.element.size_bytes
     size = 2 if desc.element is ElementKind.F64 else 1
-    # Recomputing log-cumsum-exp keeps four f64 an element where its fast way is barred.
-    small = 8 if kind is ScanKind.LOG_CUMSUM_EXP and recomputes else size
+    small = size
+    if columns and kind is ScanKind.LOG_CUMSUM_EXP and recomputes and not {*modes} <= {"c", "n"}:
+        small = 8  # what is not read in runs takes registers of its own
     resident = length <= (table.scan_columns if columns else table.scan_resident) // small
     if columns:
         few = resident or recomputes
@@ -64,8 +65,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     else:
         r = 1
         if resident:
-            r = min(up(beside.extent), max(1, table.scan_tile // small // length))
-        c = length if resident else min(length, table.scan_step // small)
+            r = min(up(beside.extent), max(1, table.scan_tile // size // length))
+        c = length if resident else min(length, table.scan_step // size)
     # Factors rounded one by one add up their errors: long products are f64.
     wide = desc.element is ElementKind.F64 or (kind is ScanKind.CUMPROD and n > table.scan_product)
     tiles = -(-beside.extent // r) * (row_count // beside.extent)
@@ -86,6 +87,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     pointers = pointers_of(geometry, sources, modes)
     arguments = [*geometry.arguments(), ("n", integer(n))]
     warps = _scan_warps(r * c * small, table)
+    if columns and recomputes and item == 2:
+        warps = max(1, warps // 2)
     if columns and not (resident or recomputes):  # no two threads share a row
         warps = max(1, r * item // 512)
     layout = "columns" if columns else "rows"
@@ -94,16 +97,20 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     gates = ties is not None
     lines = not recomputes and {*modes} <= ({"c", "n"} if columns else {"t", "n"})
     place, ahead = "lines", 0
-    if columns and lines and not resident:
-        for narrow in (False, True):
-            place = "narrow_side" if narrow else "side"
-            side, m, v, most = table.side_of(kind, desc.element, narrow)
-            r = min(up(beside.extent), max(1, side // (2 if wide and item > 2 else 1)))
+    short = table.side_of("short_side", kind, desc.element)
+    if columns and lines and (not resident or length >= 2 * short[2]):
+        for place in ("short_side",) if resident else ("side", "narrow_side"):
+            side, m, v, most = table.side_of(place, kind, desc.element)
+            r = max(1, side // (2 if wide and item > 2 else 1))
+            if resident:  # a tile of as many elements
+                r, m = max(1, r * m * v // length), length // v
+            r = min(up(beside.extent), r)
             tiles = -(-beside.extent // r) * (row_count // beside.extent)
             if tiles >= table.strips:
                 break
         cut = tiles < table.scan_fill and ties is not None
-        if cut or n % (m * v) or beside.extent % r:  # such tiles take more registers
+        # Such tiles take more registers.
+        if not resident and (cut or n % (m * v) or beside.extent % r):
             m = max(2, m // 2)
         c = m * v
         warps = max(1, min(most, r * m // 32))
@@ -123,7 +130,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     along_tiles = -(-n // c)
     full = n % c == 0 and beside.extent % r == 0
     registers = 0
-    if full and not (resident or wide):
+    if full and not wide and (columns or not resident):
         registers = table.number_of(table.registers, place, kind, desc.element)
     # Lest the assembler spill a few registers where it has more.
     tight = (
@@ -144,7 +151,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     ) -> Step:
         if lines:
             # Two reads in one program need more, of rows side by side.
-            given = registers if phase == "whole" or not columns else 0
+            given = registers if phase in ("whole", "resident") or not columns else 0
             return Step(
                 kernel="lines.scan_lines",
                 grid=tiles * -(-along_tiles // steps) * (2 if lead else 1),
@@ -194,9 +201,13 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         )
 
     def program(
-        steps: Sequence[Step], variant: str, why: str, workspace: int = 0, **more: Any
+        steps: Sequence[Step],
+        variant: str,
+        why: str,
+        workspace: int = 0,
+        again: int = 1,
+        **more: Any,
     ) -> Program:
-        again = 2 if workspace and variant != "lagged" else 1  # or once more, from the cache
         return Program(
             steps=tuple(steps),
             runner=None,
@@ -234,8 +245,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     launches = []
     lanes = r if lines else min(r, table.join_lanes)
     joins = max(2, table.join // lanes)
-    if lines:  # the same in one launch, whose windows are whole numbers of them
-        joins = min(window, joins)
+    # The same in one launch has windows, which are whole numbers of them.
+    joins = min(joins, window if lines else up(chunks))
+    join_warps = max(1, min(4, lanes * joins // 32))
     common: list[tuple[str, Argument]] = [
         ("total", Int(slots)),
         ("tiles_along", Int(chunks, "i32")),
@@ -261,6 +273,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                 ),
                 constants=(
                     ("KIND", kind.value),
+                    ("ELEMENT", desc.element.value),
                     ("X", modes[1]),
                     ("R", r),
                     ("C", c),
@@ -281,9 +294,13 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                 grid=tiles * (r // lanes),
                 arguments=(("states", states), *common),
                 constants=(("KIND", kind.value), *joined),
-                warps=4,
+                warps=join_warps,
             )
         )
+        if tiles >= table.fill:
+            launches.append(tile_step("whole", along_tiles, None, states))
+            why = f"rows enough to fill the machine, each in tiles of {c}, after a look at x"
+            return program(launches, "tiled", why, 32 * slots, again=1)
     launches.append(tile_step("partial", steps_each, carries, states))
     launches.append(
         Step(
@@ -291,7 +308,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             grid=tiles * (r // lanes),
             arguments=(("carries", carries), *common),
             constants=(("GATES", "" if not gates else "open" if lines else "winners"), *joined),
-            warps=warps if lines else 4,
+            warps=warps if lines else join_warps,
         )
     )
     launches.append(tile_step("apply", steps_each, carries, states))
@@ -310,7 +327,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             counters=1 + tiles * windows,
             apart=tuple(launches),
         )
-    return program(launches, "split", f"{pieces} that meet through carries", size)
+    return program(launches, "split", f"{pieces} that meet through carries", size, again=2)
 
 
 def _scan_warps(words: int, table: Table) -> int:

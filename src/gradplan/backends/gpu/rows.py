@@ -18,7 +18,9 @@ from .table import Table
 __all__ = ["program", "workspace_bytes"]
 
 _STATE_SLOTS = {ReduceKind.PROD: 4}
-_FEW_REGISTERS = (ReduceKind.MAX, ReduceKind.MIN, ReduceKind.VAR)
+_NUMBER_SLOTS = {ReduceKind.PROD: 6}
+_JOINED = ("row_dims", "row_dy", "row_y", "axis_dims", "axis_dy", "axis_y", "p", "q")
+_PARTS = ("lagged_rows", "lagged_columns", "cluster_rows", "cluster_columns")
 
 
 def program(desc: Any, strides: Strides, table: Table) -> Program:
@@ -109,6 +111,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     if prod_kind:
         length = max(2, length)
     slots = _STATE_SLOTS.get(desc.op, 1)
+    number_slots = _NUMBER_SLOTS.get(desc.op, 3)
 
     place = ""  # of the number of registers in the table
 
@@ -118,11 +121,10 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         c: int,
         warps: int,
         parts: int = 1,
-        known: int = 1,
         states: Pointer | None = None,
         lead: int = 0,
     ) -> Step:
-        registers = 0
+        registers = ahead = 0
         every = n == c * parts and beside.extent % r == 0
         strided = "s" in modes and (prod_kind or phase == "lagged")
         masked = phase in ("cluster", "lagged") and not every
@@ -130,12 +132,11 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             registers = all_registers(warps)
         elif every and place and phase in ("lagged", "cluster"):
             registers = table.number_of(table.registers, place, desc.op, desc.element)
-        elif (
-            (phase, warps, full, plain) == ("whole", 32, 1, True)
-            and desc.element is ElementKind.BF16
-            and desc.op in _FEW_REGISTERS
-        ):
-            registers = 32  # two programs of the longest rows at a time
+            if phase == "cluster" and "t" in modes[:3] and alignment == 16:
+                ahead = table.number_of(table.ahead, place, desc.op, desc.element)
+        elif (phase, warps, full, plain) == ("whole", 32, 1, True) and half and not prod_kind:
+            # Two programs of the longest rows at a time.
+            warps, registers = (16, 64) if desc.op in (ReduceKind.VAR, ReduceKind.STD) else (32, 32)
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts * (2 if lead else 1),
@@ -145,8 +146,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
                 ("counters", Pointer(COUNTERS, "i32") if lead else None),
                 *arguments,
                 ("parts", Int(parts, "i32")),
-                ("known", Int(known, "i32")),
-                ("lead", Int(lead, "i32")),
+                ("lead", Int(lead or table.fill * ahead // parts, "i32")),
             ),
             constants=(
                 *constants,
@@ -155,9 +155,13 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
                 ("C", c),
                 ("W", _grouped(desc.element, prod_kind, modes[3] == "t", r, c, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if prod_kind else 1),
-                ("K", 1 if known == 1 else up(table.cluster) if not lead else _joined(r, table)),
+                (
+                    "K",
+                    _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1,
+                ),
                 ("PAIRS", paired and every),
                 ("NEAR", geometry.near(r, c)),
+                ("AHEAD", ahead > 0),
                 ("FULL", every),
             ),
             warps=warps,
@@ -183,36 +187,41 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    room, warps = table.lagged_of(desc.op, desc.element, columns)
     item = desc.element.size_bytes
-    r = min(up(beside.extent), max(1, table.lagged_width // item)) if columns else 1
-    room //= many
-    place = "lagged_columns" if columns else "lagged_rows"
     together = {"c" if columns else "t", "r", "u", "n"}
-    if not {*modes} <= together or (columns and alignment < 16):  # a pointer for each element
-        room = min(room, table.strided_tile // full // many)
-        warps = max(1, room // 512)
-        place = ""
-    each = max(1, room // warps)
-    if columns and half:  # a cluster takes narrower strips
-        width = table.width_of(desc.op)
-        narrow = min(r, max(1, (width // 2 if ordered else width) // item))
-        if -(-n // max(2, min(length // 2, room // narrow))) <= table.cluster:
-            r = narrow
-    c = max(2, min(length // 2, room // r))
+    # Otherwise a pointer for each element.
+    in_runs = {*modes} <= together and not (columns and alignment < 16)
+
+    def cut(where: str, width: int) -> tuple[int, int, int, int]:
+        """Rows side by side, places and warps of a part, and how many parts a row has."""
+        room, warps = table.part_of(where, desc.op, desc.element)
+        room //= many
+        if not in_runs:
+            room = min(room, table.strided_tile // full // many)
+            warps = max(1, room // 512)
+        each = max(1, room // warps)
+        r = min(up(beside.extent), max(1, width // item)) if columns else 1
+        c = max(2, min(length // 2, room // r))
+        while -(-beside.extent // r) * beside_tiles * -(-n // c) < table.fill:
+            if c <= max(2, 1024 // r):
+                break
+            c //= 2
+        if prod_kind and n % c:  # what is masked takes registers
+            each //= 2
+        return r, c, max(1, min(32, c * r // each)), -(-n // c)
+
+    width = table.width_of(desc.op) if half else table.lagged_width
+    r, c, warps, parts = cut(f"cluster_{layout}", width // 2 if half and ordered else width)
+    if parts > table.cluster:
+        r, c, warps, parts = cut(f"lagged_{layout}", table.lagged_width)
+    if in_runs:
+        place = f"cluster_{layout}" if parts <= table.cluster else f"lagged_{layout}"
     tiles = -(-beside.extent // r) * beside_tiles
-    while tiles * -(-n // c) < table.fill and c > max(2, 1024 // r):
-        c //= 2
-    parts = -(-n // c)
-    if prod_kind and n % c:  # what is masked takes registers
-        each //= 2
-    warps = max(1, min(32, c * r // each))
     states = Pointer(WORKSPACE, "fp64")
     pieces = f"rows are cut into {parts} parts"
     if parts <= table.cluster:
-        place = "cluster" if place == "lagged_columns" else ""
         return Program(
-            steps=(step("cluster", r, c, warps, parts, parts, states),),
+            steps=(step("cluster", r, c, warps, parts, states),),
             runner=None,
             workspace_bytes=8 * slots * tiles * parts * r,
             reads=unread,
@@ -222,25 +231,25 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         )
     known = Pointer(WORKSPACE, "fp64", 8 * slots * tiles * parts * r)
     apart = (
-        step("partial", r, c, warps, parts, 1, states),
+        step("partial", r, c, warps, parts, states),
         Step(
             kernel="rows.join_rows",
             grid=tiles,
             arguments=(
+                *(pair for pair in pointers if pair[0] in ("dy", "y")),
                 ("states", states),
                 ("joined", known),
-                ("total", Int(tiles * parts * r)),
+                *(pair for pair in arguments if pair[0] in _JOINED),
                 ("parts", Int(parts, "i32")),
             ),
             constants=(
-                ("KIND", desc.op.value),
-                ("TIES", ties.value if ties else ""),
+                *(pair for pair in constants if pair[0] not in ("X", "OUT")),
                 ("R", r),
                 ("K", _joined(r, table)),
             ),
             warps=warps,
         ),
-        step("apply", r, c, warps, parts, 1, known),
+        step("apply", r, c, warps, parts, known),
     )
     twice = dict.fromkeys(("dy", "x", "y"), 2)
     waits = table.lag > 0 and 2 * tiles * parts < TURNS
@@ -248,13 +257,13 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     # keeps, unless a row is longer.
     reach = min(table.lag, max(1, table.lag_bytes // (c * r * item * full)))
     ahead = min(tiles * parts, max(parts, reach))
-    lagged = step("lagged", r, c, warps, parts, parts, states, ahead)
+    lagged = step("lagged", r, c, warps, parts, states, ahead)
     return Program(
         steps=(lagged,) if waits else apart,
         apart=apart if waits else (),
         counters=1 + tiles if waits else 0,
         runner=None,
-        workspace_bytes=known.offset + 8 * slots * tiles * r,
+        workspace_bytes=known.offset + 8 * number_slots * tiles * r,
         reads=unread if waits and parts <= reach else {**twice, **unread},
         layout=layout,
         variant="lagged" if waits else "split",
@@ -355,11 +364,12 @@ def workspace_bytes(desc: Any, table: Table) -> int:
         return 0
     wide = max(1, table.lagged_width // desc.element.size_bytes) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
-    room = min(table.lagged_of(desc.op, desc.element, columns)[0] for columns in (False, True))
+    room = min(table.part_of(place, desc.op, desc.element)[0] for place in _PARTS)
     step = min(room, table.strided_tile // 2) // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * max(2, -(-n // max(2, step))) + 4 * table.fill * wide
-    return int(8 * _STATE_SLOTS.get(desc.op, 1) * (states + 2 * rows + wide)) + 256
+    slots, number_slots = _STATE_SLOTS.get(desc.op, 1), _NUMBER_SLOTS.get(desc.op, 3)
+    return int(8 * (slots * states + number_slots * (2 * rows + wide))) + 256
 
 
 def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:

@@ -51,9 +51,13 @@ class Table:
     lagged_columns: Lines
     """The same where neighbouring rows are cut together ..."""
     lagged_width: int
-    """... so many bytes of them ..."""
+    """... so many bytes of them."""
+    cluster_rows: Lines
+    """The same where the programs of a cluster hold the rows ..."""
+    cluster_columns: Lines
+    """... or rows side by side, ..."""
     cluster_width: tuple[tuple[str, int], ...]
-    """... or so many of halves, by kind, where a cluster holds the rows."""
+    """... of halves so many bytes of them, by kind."""
     lag: int
     """So many parts are read before the first is read again, from the cache (0: in two launches),
     ..."""
@@ -98,10 +102,13 @@ class Table:
     halves and for the other types."""
     side: tuple[tuple[str, Side, Side], ...]
     """Rows of a scan that lie side by side, for halves and for the other types ..."""
+    short_side: tuple[tuple[str, Side, Side], ...]
+    """... and the same of rows that fit into a tile; it has as many elements of shorter rows ..."""
     narrow_side: tuple[tuple[str, Side, Side], ...]
-    """... and where that makes fewer tiles ..."""
+    """... and of longer ones where `side` makes fewer tiles ..."""
     ahead: ByPlace
-    """Of rows side by side, so many tiles before its turn what a tile reads is asked for."""
+    """Of rows side by side, so many tiles before its turn what a tile reads is asked for; of rows
+    in clusters, so many times `fill` programs."""
     strips: int
     """... than so many."""
     side_chunk: int
@@ -149,10 +156,11 @@ class Table:
                 return tile, each
         return _line_of(self.lines, kind, element)
 
-    def side_of(self, kind: str, element: ElementKind, narrow: bool) -> Side:
-        """The tile of a scan's rows that lie side by side."""
+    def side_of(self, place: str, kind: str, element: ElementKind) -> Side:
+        """The tile of a scan's rows that lie side by side, by the field that says so."""
         half = element in (ElementKind.F16, ElementKind.BF16)
-        for name, halves, others in self.narrow_side if narrow else self.side:
+        sides: tuple[tuple[str, Side, Side], ...] = getattr(self, place)
+        for name, halves, others in sides:
             if name in ("", kind):
                 return halves if half else others
         raise KeyError(kind)
@@ -169,10 +177,9 @@ class Table:
         """The bytes of rows of halves side by side that a cluster holds."""
         return next(width for name, width in self.cluster_width if name in ("", kind))
 
-    def lagged_of(self, kind: str, element: ElementKind, columns: bool) -> tuple[int, int]:
-        """The elements of a part of a row or of rows side by side, and its warps."""
-        lines = self.lagged_columns if columns else self.lagged_rows
-        tile, warps = _line_of(lines, kind, element)
+    def part_of(self, place: str, kind: str, element: ElementKind) -> tuple[int, int]:
+        """The elements of a part of rows, by the field that says so, and its warps."""
+        tile, warps = _line_of(getattr(self, place), kind, element)
         return (tile // 2 if element is ElementKind.F64 else tile), warps
 
 
@@ -197,16 +204,28 @@ _SM_90 = Table(
         ("softmax", 16384, 8, 8192, 4),
         ("max", 16384, 8, 16384, 8),
         ("min", 16384, 8, 16384, 8),
-        ("prod", 16384, 8, 16384, 4),
+        ("prod", 16384, 4, 16384, 8),
         ("log_softmax", 16384, 8, 8192, 4),
         ("", 16384, 4, 16384, 4),
     ),
     lagged_columns=(
-        ("log_softmax", 8192, 4, 4096, 4),
-        ("prod", 16384, 4, 16384, 4),
+        ("log_softmax", 8192, 2, 4096, 4),
         ("", 16384, 4, 8192, 4),
     ),
     lagged_width=128,
+    cluster_rows=(
+        ("log_softmax", 16384, 8, 4096, 4),
+        ("softmax", 16384, 8, 8192, 4),
+        ("max", 16384, 8, 16384, 8),
+        ("min", 16384, 8, 16384, 8),
+        ("", 16384, 4, 16384, 4),
+    ),
+    cluster_columns=(
+        ("log_softmax", 8192, 4, 8192, 4),
+        ("var", 16384, 4, 16384, 4),
+        ("std", 16384, 4, 16384, 4),
+        ("", 16384, 4, 8192, 4),
+    ),
     cluster_width=(("softmax", 64), ("std", 64), ("prod", 64), ("", 128)),
     lag=352,
     lag_bytes=18 << 20,
@@ -233,6 +252,10 @@ _SM_90 = Table(
         ("log_cumsum_exp", (32, 16, 8, 4), (32, 8, 8, 4)),
         ("", (32, 16, 16, 4), (32, 16, 8, 8)),
     ),
+    short_side=(
+        ("log_cumsum_exp", (32, 8, 8, 2), (64, 4, 16, 4)),
+        ("", (128, 4, 16, 4), (64, 4, 16, 4)),
+    ),
     narrow_side=(
         ("cumsum", (32, 32, 16, 8), (32, 16, 16, 4)),
         ("cumprod", (32, 16, 8, 4), (32, 8, 8, 4)),
@@ -248,6 +271,9 @@ _SM_90 = Table(
         ("narrow_side", "cumprod", 1, 1),
         ("narrow_side", "log_cumsum_exp", 1, 2),
         ("narrow_side", "", 0, 1),
+        ("cluster_rows", "var", 1, 0),
+        ("cluster_rows", "std", 1, 0),
+        ("cluster_rows", "prod", 1, 0),
     ),
     strips=512,
     side_chunk=512,
@@ -281,6 +307,7 @@ _SM_90 = Table(
         ("side", "cumprod", 168, 0),
         ("side", "cummax", 255, 168),
         ("side", "cummin", 255, 168),
+        ("short_side", "cumsum", 128, 0),
         ("narrow_side", "cumsum", 128, 128),
         ("narrow_side", "cummax", 255, 168),
         ("narrow_side", "cummin", 255, 168),
@@ -288,13 +315,23 @@ _SM_90 = Table(
         ("lagged_rows", "log_softmax", 80, 168),
         ("lagged_rows", "max", 96, 0),
         ("lagged_rows", "min", 96, 0),
+        ("lagged_rows", "prod", 0, 96),
+        ("lagged_columns", "softmax", 168, 0),
         ("lagged_columns", "log_softmax", 0, 96),
         ("lagged_columns", "max", 128, 0),
         ("lagged_columns", "min", 128, 0),
         ("lagged_columns", "var", 168, 96),
-        ("cluster", "softmax", 168, 0),
-        ("cluster", "max", 0, 80),
-        ("cluster", "min", 0, 80),
+        ("lagged_columns", "std", 168, 96),
+        ("cluster_rows", "softmax", 96, 0),
+        ("cluster_rows", "log_softmax", 80, 0),
+        ("cluster_rows", "max", 0, 64),
+        ("cluster_rows", "min", 0, 64),
+        ("cluster_rows", "prod", 168, 0),
+        ("cluster_columns", "softmax", 168, 0),
+        ("cluster_columns", "max", 0, 80),
+        ("cluster_columns", "min", 0, 80),
+        ("cluster_columns", "var", 0, 168),
+        ("cluster_columns", "std", 168, 0),
     ),
 )
 
@@ -309,6 +346,8 @@ _INTERPRETER = Table(
     lagged_rows=(("", 128, 4, 64, 4),),
     lagged_columns=(("", 128, 4, 64, 4),),
     lagged_width=16,
+    cluster_rows=(("", 128, 4, 64, 4),),
+    cluster_columns=(("", 128, 4, 64, 4),),
     cluster_width=(("", 8),),
     lag=5,
     lag_bytes=1 << 20,
@@ -330,6 +369,7 @@ _INTERPRETER = Table(
     window=4,
     scan_chunk=8,
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
+    short_side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     narrow_side=(("", (4, 2, 4, 1), (2, 4, 2, 1)),),
     ahead=(("side", "", 1, 0), ("narrow_side", "", 0, 2)),
     strips=3,

@@ -116,6 +116,21 @@ def reciprocal(x):
 
 
 @triton.jit
+def reciprocal_f64(x):
+    """1 / x within 2⁻⁵⁰ relative, for an f64 that is not 0; a division proper takes a subroutine,
+    and registers for it."""
+    if _INTERPRETED:
+        return 1.0 / x
+    else:
+        r = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f64 $0, $1;", "=d,d", [x], dtype=tl.float64, is_pure=True, pack=1
+        )
+        better = tl.fma(r, tl.fma(-x, r, 1.0), r)
+        better = tl.fma(better, tl.fma(-x, better, 1.0), better)
+        return tl.where(r == 0.0, r, better)  # x was infinite
+
+
+@triton.jit
 def multiply(a, b):
     return a * b
 

@@ -19,13 +19,13 @@ from .arithmetic import (
     power_of_two,
     quotient,
     reciprocal,
+    reciprocal_f64,
     rough_exp,
     rough_reciprocal,
     scaled,
 )
 
 _INFINITY = tl.constexpr(float("inf"))
-_NAN = tl.constexpr(float("nan"))
 _FAR = tl.constexpr(2.0**62)
 
 
@@ -160,13 +160,17 @@ def plus(a, b):
 
 
 @triton.jit
-def share_of_pairs(hits, dy, s0, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """dy / s0 at the hits, 0 elsewhere, rounded to the element."""
+def share_of_pairs(hits, share, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """The share of each row at the hits, 0 elsewhere, rounded to the element."""
     TYPE: tl.constexpr = tl.bfloat16 if ELEMENT == "bf16" else tl.float16
-    share = quotient(dy, s0[:, None].to(tl.float32), ELEMENT).to(tl.float32).to(TYPE)
-    bits = tl.broadcast_to(share.to(tl.int16, bitcast=True), (R, C))
+    bits = share[:, None].to(TYPE).to(tl.int16, bitcast=True)
     both = tl.inline_asm_elementwise(
-        "and.b32 $0, $1, $2;", "=r,r,r", [hits, bits], dtype=tl.int16, is_pure=True, pack=2
+        "and.b32 $0, $1, $2;",
+        "=r,r,r",
+        [hits, tl.broadcast_to(bits, (R, C))],
+        dtype=tl.int16,
+        is_pure=True,
+        pack=2,
     )
     return both.to(TYPE, bitcast=True)
 
@@ -178,7 +182,7 @@ def publish(KIND: tl.constexpr, slot, total, s0, s1, s2):
     if KIND == "prod":
         odd = (s2 != 0.0) | (tl.abs(s1) > 900.0)
         exponent = tl.where(odd, 0.0, s1).to(tl.int32)
-        tl.store(slot, tl.where(odd, _NAN, s0 * power_of_two(exponent)))
+        tl.store(slot, tl.where(odd, float("nan"), s0 * power_of_two(exponent)))
         if tl.max(odd.to(tl.int32), 0) > 0:
             tl.store(slot + total, s0)
             tl.store(slot + 2 * total, s1)
@@ -243,48 +247,94 @@ def join(
         return one, one, one
 
 
+@triton.constexpr_function
+def in_f64(element, ties):
+    """Whether `numbers` are f64: those of f64, and places on the axis."""
+    return element == "f64" or ties in ("first", "last")
+
+
 @triton.jit
-def apply(KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, s0, dy, x, y, order, p, q):
-    """The gradient of a tile, from the states of its rows (of shape [R]); not of prod.
+def numbers(
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, s0, s1, s2, dy, y, p, q, row_mask
+):
+    """All that `apply` must know of a row: up to three numbers, from its state and, of reductions,
+    its dy and y (of shape [R, 1]).
 
     For var p = 2 / m, for std 1 / m; q = 1 / n.
     """
     TYPE: tl.constexpr = tl.float64 if ELEMENT == "f64" else tl.float32
     if KIND == "softmax":
-        return y * dy - y * s0[:, None].to(TYPE)  # dy − s might overflow
+        s = s0.to(TYPE)
+        return s, s, s
     elif KIND == "log_softmax":
         if ELEMENT == "f32" or ELEMENT == "f64":
-            return dy - times(exp(y, ELEMENT), s0[:, None], TYPE)
+            factor, again = in_two(s0, TYPE)
+            return factor, again, again
         else:
             # A power of two goes into the exponent: nothing gets lost that a half would show.
             size = tl.abs(s0)
             power = tl.where(size > 2.0**100, 60, tl.where(size < 2.0**-90, -30, 30))
             factor = (s0 * power_of_two(-power)).to(tl.float32)
-            return dy - rough_exp(y, power[:, None].to(tl.float32)) * factor[:, None]
+            return factor, power.to(tl.float32), factor
     elif KIND == "var":
-        deviation = x - (s0 * q)[:, None].to(TYPE)
-        return times(deviation, dy.to(tl.float64) * p, TYPE)
+        factor, again = in_two(by_rows(dy).to(tl.float64) * p, TYPE)
+        return (s0 * q).to(TYPE), factor, again
     elif KIND == "std":
-        share = dy.to(tl.float64) * p / tl.where(y == 0.0, 1.0, y).to(tl.float64)
-        # Chosen before the products: as halves the compiler would choose them one by one.
-        deviation = tl.where(y == 0.0, 0.0, x - (s0 * q)[:, None].to(TYPE))
-        return times(deviation, tl.where(y == 0.0, 0.0, share), TYPE)
+        none = by_rows(y) == 0.0
+        divisor = tl.where(none, 1.0, by_rows(y)).to(tl.float64)
+        share = by_rows(dy).to(tl.float64) * p
+        share = share / divisor if ELEMENT == "f64" else share * reciprocal_f64(divisor)
+        factor, again = in_two(tl.where(none, 0.0, share), TYPE)
+        return (s0 * q).to(TYPE), factor, tl.where(none, 0.0, again)
+    elif KIND == "prod":
+        return product_numbers(ELEMENT, s0, s1, s2, by_rows(dy), row_mask)
     elif TIES == "split":
-        share = quotient(dy, s0[:, None].to(TYPE), ELEMENT)
-        return tl.where(hit(x, y), share, 0.0)
+        share = quotient(by_rows(dy), s0.to(TYPE), ELEMENT)
+        return share, share, share
     else:
-        return tl.where(order == s0[:, None].to(order.dtype), dy, 0.0)
+        return s0, s0, s0
 
 
 @triton.jit
-def times(a, factor, TYPE: tl.constexpr):
-    """a · factor, one f64 a row; where f32 does not hold the factor, their product may fit."""
+def by_rows(value):
+    """A number a row, [R], of a tile [R, 1]."""
+    return tl.reshape(value, (value.shape[0],))
+
+
+@triton.jit
+def apply(
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, k0, k1, k2, dy, x, y, order
+):
+    """The gradient of a tile, from the `numbers` of its rows; not of prod."""
+    k0, k1, k2 = k0[:, None], k1[:, None], k2[:, None]
+    if KIND == "softmax":
+        return y * dy - y * k0  # dy − s might overflow
+    elif KIND == "log_softmax":
+        if ELEMENT == "f32" or ELEMENT == "f64":
+            return dy - exp(y, ELEMENT) * k1 * k0
+        else:
+            return dy - rough_exp(y, k1) * k0
+    elif KIND == "var":
+        return (x - k0) * k2 * k1
+    elif KIND == "std":
+        # Chosen before the products: as halves the compiler would choose them one by one.
+        return tl.where(k2 == 0.0, 0.0, x - k0) * k2 * k1
+    elif TIES == "split":
+        return tl.where(hit(x, y), k0, 0.0)
+    else:
+        return tl.where(order == k0.to(order.dtype), dy, 0.0)
+
+
+@triton.jit
+def in_two(factor, TYPE: tl.constexpr):
+    """Two numbers for an f64 that f32 need not hold; the product of something with the second,
+    and then with the first, may fit."""
     if TYPE == tl.float64:
-        return a * factor
+        return factor, tl.full(factor.shape, 1.0, tl.float64)
     else:
         size = tl.abs(factor)
         down = tl.where(size > 1e30, 2.0**-60, tl.where(size < 1e-30, 2.0**60, 1.0))
-        return a * (1.0 / down).to(tl.float32) * (factor * down).to(tl.float32)
+        return (factor * down).to(tl.float32), (1.0 / down).to(tl.float32)
 
 
 @triton.jit
@@ -339,6 +389,12 @@ def times_parts(m, e, other, more):
 
 
 @triton.jit
+def times_few_parts(m, e, other, more):
+    """The same for numbers so few that their significands, below 2 each, stay within f64."""
+    return m * other, e + more
+
+
+@triton.jit
 def product_of_pairs(
     ELEMENT: tl.constexpr,
     a,
@@ -370,7 +426,12 @@ def product_of_pairs(
             m = pair.to(tl.float64)
         m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
         m, e = plain_parts(m)
-        m, e = tl.reduce((m, e), 1, times_parts)
+        if C // W <= 1000:
+            m, e = tl.reduce((m, e), 1, times_few_parts)
+            m, more = plain_parts(m)
+            e += more
+        else:
+            m, e = tl.reduce((m, e), 1, times_parts)
     return m, e.to(tl.float64), usual
 
 
@@ -381,15 +442,15 @@ def distance(x, LOW: tl.constexpr):
 
 
 @triton.jit
-def product_fits(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
-    """dy · Π x of each row as share · scale², and whether dividing by x is all there is, for all
-    rows. The share is near 2⁻⁷: then share / x neither overflows nor loses much, even where x is
-    a subnormal or very large bfloat16. The scale is a power of two."""
+def product_numbers(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
+    """dy · Π x of each row as share · scale², and a third number: 1 where dividing by x is all
+    there is, otherwise 0. The share is near 2⁻⁷: then share / x neither overflows nor loses much,
+    even where x is a subnormal or very large bfloat16. The scale is a power of two."""
     exponent = tl.minimum(tl.maximum(s1, -1000.0), 1000.0).to(tl.int32)
-    share = dy * (s0 * power_of_two(exponent))[:, None]
-    size, given = tl.max(tl.abs(share), 1), tl.max(tl.abs(dy), 1)
+    share = dy * (s0 * power_of_two(exponent))
+    size, given = tl.abs(share), tl.abs(dy)
     if ELEMENT == "f64":
-        scale = 1.0
+        scale = tl.full(share.shape, 1.0, tl.float64)
         held = (size < 1e150) & (size > 1e-150) & (tl.abs(s1) < 500.0)
     else:
         _, e = plain_parts(share)
@@ -399,12 +460,14 @@ def product_fits(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
         scale = power_of_two(e).to(tl.float32)
         held = size == size
     held = held | (given == 0.0) | ~(given < _INFINITY)
-    return share, scale, tl.min(tl.where(row_mask & ~(held & (s2 == 0.0)), 0, 1), 0) == 1
+    fits = (held & (s2 == 0.0)) | ~row_mask
+    return share, scale, fits.to(scale.dtype)
 
 
 @triton.jit
 def product_quotients(ELEMENT: tl.constexpr, share, scale, a, b):
     """share · scale² / a and / b; for halves by one reciprocal, of their product."""
+    share, scale = share[:, None], scale[:, None]
     if ELEMENT == "f64":
         return share / a, share / b
     elif ELEMENT == "f32":
@@ -429,8 +492,8 @@ def product_of_others(ELEMENT: tl.constexpr, s0, s1, s2, dy, x):
     left = s2[:, None].to(tl.int32) - tl.where(special, own, 0)
     zero, infinite, nan = (left & 3) > 0, ((left >> 2) & 3) > 0, ((left >> 4) & 3) > 0
     others = tl.where(zero, ratio * 0.0, others)
-    others = tl.where(infinite, tl.where(zero, _NAN, ratio * _INFINITY), others)
-    others = tl.where(nan, _NAN, others)
+    others = tl.where(infinite, tl.where(zero, float("nan"), ratio * _INFINITY), others)
+    others = tl.where(nan, float("nan"), others)
     return dy.to(tl.float64) * others
 
 

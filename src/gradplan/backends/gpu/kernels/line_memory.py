@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..launch import interpreted
-from .tiles import outer_offset, policy
+from .tiles import outer_offset, policy, request
 
 _INTERPRETED = tl.constexpr(interpreted())
 
@@ -63,14 +63,7 @@ def bring(pointer, base, steps, begin, n, count, R: tl.constexpr, C: tl.constexp
         place = tl.minimum(tl.maximum(begin + lane // PIECES, 0), n - 1)
         row = tl.minimum((lane % PIECES) * PIECE, count - 1)
         source = pointer + base + place.to(tl.int64) * steps[0] + row
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [source.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        request(source)
 
 
 @triton.jit

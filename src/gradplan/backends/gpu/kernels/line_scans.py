@@ -12,7 +12,7 @@ from .arithmetic import power_of_two
 from .line_memory import columns_of
 
 _INTERPRETED = tl.constexpr(interpreted())
-_LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_OF_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
 # To add and take away these rounds to a whole number.
 _EVEN = tl.constexpr(1.5 * 2.0**23)
@@ -63,9 +63,9 @@ def even(x):
     """The nearest number of the form E · ln 2, and E: from one to another is a power of two, but
     for what rounding did to them."""
     if x.dtype == tl.float32:
-        e = (x * _LOG2_E + _EVEN) - _EVEN
+        e = (x * _LOG2_OF_E + _EVEN) - _EVEN
     else:
-        e = (x * _LOG2_E + _EVEN_WIDE) - _EVEN_WIDE
+        e = (x * _LOG2_OF_E + _EVEN_WIDE) - _EVEN_WIDE
     # As an fma, so that the product is rounded here and not joined with what is taken from it.
     nothing = tl.zeros_like(e)
     return tl.fma(e, nothing + _LN_2, nothing), e

@@ -19,7 +19,6 @@ from .arithmetic import exp_of_difference, multiply
 from .tiles import fetch, put
 
 _INFINITY = tl.constexpr(float("inf"))
-_NAN = tl.constexpr(float("nan"))
 _RANGE = tl.constexpr(40.0)
 _SMALL = tl.constexpr(2.0**-90)
 
@@ -135,9 +134,8 @@ def scan_tile(
 
     PHASE "resident": one tile holds whole rows. "whole": a chunk is a whole row. Else "partial"
     leaves in `carries` what each chunk does to an S that arrives at its far end, `join_carries`
-    makes of them the S that does arrive, and "apply" uses it; `states` then holds the scan's own
-    state before each chunk, of a single tile, where no y was given. Both are [slot, row tile,
-    chunk, R].
+    makes of them the S that does arrive, and "apply" uses it: [slot, row tile, chunk, R]. Where no
+    y was given, `states` holds the scan's own state before each tile: [slot, row tile, tile, R].
     """
     tiles_along = tl.cdiv(n, C)
     chunks = tl.cdiv(tiles_along, steps)
@@ -152,6 +150,7 @@ def scan_tile(
     rows = (tile % tiles) * R + lane
     slot = (tile * chunks + chunk) * R + lane
     total = tl.num_programs(0).to(tl.int64) * R
+    states_total = total // chunks * tiles_along
     carry = tl.zeros((R,), tl.float64)
     gate = tl.zeros((R,), tl.float64)
     if PHASE == "apply":
@@ -160,7 +159,7 @@ def scan_tile(
     if PHASE == "resident":
         tile_of(
             dy, x, y, out, row_dims, row_dy, row_x, row_y, row_out,
-            axis_dims, axis_dy, axis_x, axis_y, axis_out, states, slot, total,
+            axis_dims, axis_dy, axis_x, axis_y, axis_out, states, slot, states_total,
             n, tile // tiles, rows, chunk, tiles_along, carry, gate, False,
             KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, FLIP, WIDE, R, C, FULL,
         )  # fmt: skip
@@ -185,7 +184,8 @@ def scan_tile(
             carried = begin * 0 + step > 0
         a, s = tile_of(
             dy, x, y, out, row_dims, row_dy, row_x, row_y, row_out,
-            axis_dims, axis_dy, axis_x, axis_y, axis_out, states, slot, total,
+            axis_dims, axis_dy, axis_x, axis_y, axis_out,
+            states, (tile * tiles_along + part) * R + lane, states_total,
             n, tile // tiles, rows, part, tiles_along, carry, gate, carried,
             KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, FLIP, WIDE, R, C, FULL,
         )  # fmt: skip
@@ -368,7 +368,6 @@ def run_tile(
             slot,
             total,
             at,
-            ahead,
             first,
             far,
             (near_end, far_end, past),
@@ -445,7 +444,6 @@ def log_tile(
     slot,
     total,
     at,
-    ahead,
     first,
     far,
     ends,
@@ -468,19 +466,16 @@ def log_tile(
     _dy, x, y, out = arrays
     row_mask = at[3]
     mask = at[4][None, :]
-    has_next = ahead[4][None, :]
     u = tl.broadcast_to(fetch(x, X, at, x_steps, 0.0, WIDE, FULL), (R, C))
     here = row_mask[:, None] & mask
     if Y == "n":
-        top = tl.max(tl.where(here & (u == u), u, -_INFINITY), 1).to(tl.float64)
+        top = tl.max(tl.where(here & (u == u), u, -_INFINITY), 1)
         broken = tl.max(tl.where(here & ((u != u) | (u == _INFINITY)), 1, 0), 1)
-        m0 = tl.full((R,), -_INFINITY, tl.float64)
-        e0 = tl.zeros((R,), tl.float64)
+        m0 = tl.full((R,), -_INFINITY, TYPE)
         if PHASE != "resident":
-            m0 = tl.load(states + slot)
-            e0 = tl.load(states + total + slot)
+            m0 = tl.load(states + slot).to(TYPE)
         high = tl.maximum(top, m0)
-        low = tl.maximum(m0, pick(u, first).to(tl.float64))
+        low = tl.maximum(m0, pick(u, first))
         usual = (broken == 0) & (m0 == m0) & (low > high - _RANGE) & (high < _INFINITY)
         low = high - _RANGE
     else:
@@ -491,25 +486,27 @@ def log_tile(
         usual = (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
     # One reference a row, in the middle of what the exponents reach.
     ref = tl.where(row_mask, (high + low) * 0.5, 0.0).to(TYPE)
-    ref64 = ref.to(tl.float64)
     e = exp_of_difference(u, ref[:, None], ELEMENT)
     if Y == "n":
         e = tl.where(mask & (u > -_INFINITY), e, 0.0)
         f = tl.cumsum(e, 1, reverse=True)
         if PHASE != "resident":
-            f += (e0 * tl.exp(m0 - ref64))[:, None].to(TYPE)
+            e0 = tl.load(states + total + slot).to(TYPE)
+            f += (e0 * exp_of_difference(m0, ref, ELEMENT))[:, None]
         g = d / tl.where(f == 0.0, 1.0, f)
         own = pick(f, first).to(tl.float64)
         arriving = own
         if PHASE != "resident":
-            arrived = pick(f, far[None, :]).to(tl.float64)
-            arriving = 1.0 / (arrived + tl.exp(value_at(x, X, at, ends[2], n, x_steps, R) - ref64))
+            x_past = value_at(x, X, at, ends[2], n, x_steps, R).to(TYPE)
+            arrived = pick(f, far[None, :]) + exp_of_difference(x_past, ref, ELEMENT)
+            arriving = 1.0 / arrived.to(tl.float64)
     else:
         g = d * exp_of_difference(ref[:, None], v, ELEMENT)
-        own = tl.exp(low - ref64)
+        own = tl.exp(low - ref.to(tl.float64))
         arriving = own
         if PHASE != "resident":
-            arriving = tl.exp(ref64 - value_at(y, Y, at, ends[2], n, y_steps, R))
+            y_past = value_at(y, Y, at, ends[2], n, y_steps, R)
+            arriving = tl.exp(ref.to(tl.float64) - y_past)
     if not WIDE:  # times weights down to e⁻²⁰, a small dy would be no normal number
         size = tl.max(tl.where(here, tl.abs(d), 0.0), 1)
         usual = usual & ((size == 0.0) | (size > _SMALL))
@@ -525,43 +522,24 @@ def log_tile(
     # What overflows, or is not finite in dy, shows at the first place.
     usual = usual & (tl.abs(all_of_it) < _INFINITY)
     every = tl.min(tl.where(row_mask & ~usual, 0, 1), 0) == 1
-    if Y == "n":
-        if not every:
-            u64 = u.to(tl.float64)
-            x_next = tl.broadcast_to(fetch(x, X, ahead, x_steps, 0.0, True, False), (R, C))
-            lowest = tl.full((R, C), -_INFINITY, tl.float64)
-            one = tl.where(mask, 1.0, tl.zeros((R, C), tl.float64))
-            begun = (tl.where(mask, u64, lowest), one)
-            m1, e1 = tl.associative_scan(begun, 1, log_add, reverse=True)
-            # The state one step on: the same scan over what follows, begun with the tile's first.
-            one = tl.where(has_next, 1.0, tl.zeros((R, C), tl.float64))
-            begun = (tl.where(has_next, x_next, lowest), one)
-            m2, e2 = tl.associative_scan(begun, 1, log_add, reverse=True)
-            u_first = pick(u64, first)[:, None]
-            m2, e2 = log_add(u_first, tl.full((R, 1), 1.0, tl.float64), m2, e2)
-            if PHASE != "resident":
-                m1, e1 = log_add(m0[:, None], e0[:, None], m1, e1)
-                m2, e2 = log_add(m0[:, None], e0[:, None], m2, e2)
-            same = (m1 == m2) & (tl.abs(m1) == _INFINITY)
-            c = tl.where(same, 1.0, ratio(m1, m2) * e1 / e2)
-            w = tl.where(u64 == _INFINITY, _NAN, ratio(u64, m1) / e1)
-            c = tl.broadcast_to(tl.where(has_next, c, 1.0), (R, C))
-            a, s64 = tl.associative_scan((c, d.to(tl.float64)), 1, affine, reverse=False)
-            if PHASE == "apply":
-                s64 = tl.where(carried, s64 + a * carry[:, None], s64)
-            dx = tl.where(u == -_INFINITY, 0.0, w * s64).to(TYPE)
-            c_first = pick(a, first)
-            s_first = pick(s64, first)
+    if every:
         if PHASE != "partial":
             put(out, OUT, dx, at, out_steps, R, C, FULL)
     else:
-        if every:
-            if PHASE != "partial":
-                put(out, OUT, dx, at, out_steps, R, C, FULL)
+        arriving_s = tl.zeros((R,), tl.float64)
+        if PHASE == "apply":
+            arriving_s = tl.where(carried, carry, 0.0)
+        if Y == "n":
+            before = tl.full((R,), -_INFINITY, tl.float64)
+            sums = tl.zeros((R,), tl.float64)
+            if PHASE != "resident":  # loaded anew, lest they take registers meanwhile
+                before = tl.load(states + slot, cache_modifier=".cg")
+                sums = tl.load(states + total + slot, cache_modifier=".cg")
+            c_first, s_first = careful_log_sums(
+                arrays, dy_steps, x_steps, out_steps, at, n, arriving_s, before, sums,
+                DY, X, OUT, PHASE, FLIP, R, C,
+            )  # fmt: skip
         else:
-            arriving_s = tl.zeros((R,), tl.float64)
-            if PHASE == "apply":
-                arriving_s = tl.where(carried, carry, 0.0)
             c_first, s_first = careful_logs(
                 arrays, dy_steps, x_steps, y_steps, out_steps, at, n, arriving_s,
                 DY, X, Y, OUT, PHASE, FLIP, R, C,
@@ -618,9 +596,89 @@ def careful_logs(
     return factor, s
 
 
+@triton.jit
+def careful_log_sums(
+    arrays, dy_steps, x_steps, out_steps, at, n, arriving, m0, e0,
+    DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr,
+    FLIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The same where no y was given, but the state (m0, e0) before the tile; the places before each
+    step are summed anew."""
+    dy, x, _y, out = arrays
+    H: tl.constexpr = few(R, C)
+    COUNT: tl.constexpr = C // H
+    begin = tl.min(at[2], 0)
+    factor = tl.full((R,), 1.0, tl.float64)
+    s = arriving
+    lowest = tl.full((R, H), -_INFINITY, tl.float64)
+    none = tl.zeros((R, H), tl.float64)
+    for step in range(0, COUNT):
+        m, e = m0, e0
+        for nearer in range(0, COUNT - 1 - step):
+            low = begin + C - H - nearer * H if FLIP else begin + nearer * H
+            index = low + tl.arange(0, H)
+            mask = index < n
+            here = (at[0], at[1], index, at[3], mask)
+            u = tl.broadcast_to(fetch(x, X, here, x_steps, 0.0, True, False), (R, H))
+            u = tl.where(mask[None, :], u, lowest)
+            top = tl.reduce(u, 1, larger)
+            sums = tl.sum(tl.where(mask[None, :], ratio(u, top[:, None]), 0.0), 1)
+            m, e = log_add(m, e, top, sums)
+        if FLIP:
+            low = begin + step * H
+            onward = -1
+        else:
+            low = begin + C - H - step * H
+            onward = 1
+        if FLIP:
+            index = low + tl.arange(0, H)
+            first = (index == tl.minimum(low + H, n) - 1)[None, :]
+        else:
+            index = low + (H - 1) - tl.arange(0, H)
+            first = (index == low)[None, :]
+        exists = low < n
+        follows = index + onward
+        mask = index < n
+        has_next = mask & (follows >= 0) & (follows < n)
+        here = (at[0], at[1], index, at[3], mask)
+        ahead = (at[0], at[1], follows, at[3], has_next)
+        d = tl.broadcast_to(fetch(dy, DY, here, dy_steps, 0.0, True, False), (R, H))
+        d = tl.where(mask[None, :], d, 0.0)
+        u = tl.broadcast_to(fetch(x, X, here, x_steps, 0.0, True, False), (R, H))
+        x_next = tl.broadcast_to(fetch(x, X, ahead, x_steps, 0.0, True, False), (R, H))
+        begun = (tl.where(mask[None, :], u, lowest), tl.where(mask[None, :], 1.0, none))
+        m1, e1 = tl.associative_scan(begun, 1, log_add, reverse=True)
+        m1, e1 = log_add(m[:, None], e[:, None], m1, e1)
+        # The state one step on: the same scan over what follows, begun with the first.
+        begun = (
+            tl.where(has_next[None, :], x_next, lowest),
+            tl.where(has_next[None, :], 1.0, none),
+        )
+        m2, e2 = tl.associative_scan(begun, 1, log_add, reverse=True)
+        m2, e2 = log_add(pick(u, first)[:, None], tl.full((R, 1), 1.0, tl.float64), m2, e2)
+        m2, e2 = log_add(m[:, None], e[:, None], m2, e2)
+        same = (m1 == m2) & (tl.abs(m1) == _INFINITY)
+        c = tl.where(same, 1.0, ratio(m1, m2) * e1 / e2)
+        c = tl.where(has_next[None, :], c, 1.0)
+        a, sums = tl.associative_scan((c, d), 1, affine, reverse=False)
+        sums += a * s[:, None]
+        s = tl.where(exists, pick(sums, first), s)
+        factor = tl.where(exists, factor * pick(a, first), factor)
+        if PHASE != "partial":
+            w = tl.where(u == _INFINITY, float("nan"), ratio(u, m1) / e1)
+            dx = tl.where(u == -_INFINITY, 0.0, w * sums)
+            put(out, OUT, dx, here, out_steps, R, H, False)
+    return factor, s
+
+
 @triton.constexpr_function
 def eighth(c):
     return max(1, c // 8)
+
+
+@triton.constexpr_function
+def few(r, c):
+    return max(1, min(c // 8, 256 // r))
 
 
 @triton.jit
@@ -642,6 +700,7 @@ def scan_states(
     axis_x,
     n,
     KIND: tl.constexpr,
+    ELEMENT: tl.constexpr,
     X: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
@@ -660,17 +719,22 @@ def scan_states(
     index = part.to(n.dtype) * C + tl.arange(0, C)
     mask = (index < n)[None, :]
     at = (tile // tiles, rows, index, rows < row_dims[0], index < n)
-    u = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, True, FULL)
+    WIDE: tl.constexpr = ELEMENT == "f64" or KIND == "cumprod"
+    u = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, WIDE, FULL)
     u = tl.broadcast_to(u, (R, C))
     if KIND == "cumprod":
         tl.store(states + slot, tl.reduce(tl.where(mask, u, 1.0), 1, multiply))
     else:
         u = tl.where(mask, extremum(KIND, u), -_INFINITY)
         m = tl.reduce(u, 1, larger)
-        tl.store(states + slot, m)
+        tl.store(states + slot, m.to(tl.float64))
         if KIND == "log_cumsum_exp":
-            e = tl.where(mask, ratio(u, m[:, None]), 0.0)
-            tl.store(states + total + slot, tl.sum(e, 1))
+            # Two infinities have no difference.
+            e = tl.where(u == m[:, None], 1.0, exp_of_difference(u, m[:, None], ELEMENT))
+            e = tl.where(mask, e, 0.0)
+            if ELEMENT == "f32":
+                e = e.to(tl.float64)
+            tl.store(states + total + slot, tl.sum(e, 1).to(tl.float64))
 
 
 @triton.jit

@@ -8,10 +8,11 @@ from .formulas import (
     count_of_pairs,
     first_state,
     hits_of_pairs,
+    in_f64,
     join,
     mapped,
     merge,
-    product_fits,
+    numbers,
     product_of_others,
     product_of_pairs,
     product_quotients,
@@ -29,6 +30,7 @@ from .tiles import (
     place,
     policy,
     put,
+    request,
     tile_rows,
     widened,
     widened_again,
@@ -114,7 +116,6 @@ def row_tiles(
     p,
     q,
     parts,
-    known,
     lead,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
@@ -131,6 +132,7 @@ def row_tiles(
     CAREFUL: tl.constexpr,
     PAIRS: tl.constexpr,
     NEAR: tl.constexpr,
+    AHEAD: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
@@ -139,8 +141,9 @@ def row_tiles(
     into `parts` tiles, whose states meet in `states` [slot, row tile, part, R]. "cluster": the
     programs of a row wait for each other with their tiles in registers, so still one read.
     "lagged": every tile is read twice, by two programs, the second so shortly after the first that
-    it finds the tile in the cache. "partial" and "apply" are two launches instead; where `known`
-    is 1, not `parts`, `join_rows` has joined the states in between. All give the same bits.
+    it finds the tile in the cache; what it must know of its rows the last of the first left behind
+    the states. "partial", `join_rows` and "apply" do the same in three launches. All give the same
+    bits.
 
     PAIRS: full tiles of halves, of max and min, whose ties share.
     """
@@ -157,21 +160,24 @@ def row_tiles(
             row_tile(
                 dy, x, y, out, joined, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
-                n, p, q, parts, 1, tile, part, total,
+                n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, NEAR,
-                FULL,
+                0, False, FULL,
             )  # fmt: skip
             leave(counter, parts)
         else:
             row_tile(
                 dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
-                n, p, q, parts, 1, tile, part, total,
+                n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, NEAR,
-                FULL,
+                0, False, FULL,
             )  # fmt: skip
             if arrive(counter, parts):
-                join_tile(states, joined, tile, total, parts, KIND, TIES, R, K)
+                join_tile(
+                    dy, y, states, joined, row_dims, row_dy, row_y, axis_dims, axis_dy, axis_y,
+                    p, q, tile, total, parts, KIND, TIES, ELEMENT, DY, Y, R, K, FULL,
+                )  # fmt: skip
                 open_up(counter, parts)
     else:
         if PHASE == "apply":
@@ -183,8 +189,9 @@ def row_tiles(
         row_tile(
             dy, x, y, out, states, counters, row_dims, row_dy, row_x, row_y, row_out,
             axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
-            n, p, q, parts, known, tile, part, tl.num_programs(0).to(tl.int64) * R,
-            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, NEAR, FULL,
+            n, p, q, parts, tile, part, tl.num_programs(0).to(tl.int64) * R,
+            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, NEAR,
+            lead, AHEAD, FULL,
         )  # fmt: skip
 
 
@@ -192,11 +199,11 @@ def row_tiles(
 def row_tile(
     dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
     axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
-    n, p, q, parts, known, tile, part, total,
+    n, p, q, parts, tile, part, total,
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr, PAIRS: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr,
+    NEAR: tl.constexpr, lead, AHEAD: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One part of a tile of rows, in one of the phases of `row_tiles`; "second" is the second read
     of "lagged". `total` is the number of states of all parts."""
@@ -227,6 +234,12 @@ def row_tile(
         at_b = (outer, rows, second, row_mask, second < n, near_b)
         raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, SPENT)
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, SPENT)
+        if AHEAD:
+            after = tile + lead
+            if after * parts < tl.num_programs(0):
+                bring_rows(x, X, x_steps, after, begin, R, C)
+                bring_rows(dy, DY, dy_steps, after, begin, R, C)
+                bring_rows(y, Y, y_steps, after, begin, R, C)
         here = (outer, rows, first, row_mask, row_mask, near_a)
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
@@ -246,6 +259,12 @@ def row_tile(
         raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL, SPENT)
         raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, SPENT)
         raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, SPENT)
+        if AHEAD:
+            after = tile + lead
+            if after * parts < tl.num_programs(0):
+                bring_rows(x, X, x_steps, after, begin, R, C)
+                bring_rows(dy, DY, dy_steps, after, begin, R, C)
+                bring_rows(y, Y, y_steps, after, begin, R, C)
         a, b, c = widened(raw_a, DY, WIDE), widened(raw_b, X, WIDE), widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
         if PAIRS:
@@ -266,35 +285,55 @@ def row_tile(
         await_opening(counter)
     elif PHASE == "cluster":
         meet_cluster()
-    if PHASE != "whole" and PHASE != "partial":
-        if not STATE:
-            total = total // parts * known
-        start = states + tile.to(tl.int64) * known * R
-        s0, s1, s2 = join(KIND, TIES, start, total, known, R, K)
+        start = states + tile.to(tl.int64) * parts * R
+        s0, s1, s2 = join(KIND, TIES, start, total, parts, R, K)
     if PHASE != "partial":
+        if STATE:
+            if KIND == "prod":
+                k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, factor, 0.0, p, q, row_mask)
+            else:
+                k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, a, c, p, q, row_mask)
+        else:
+            here = tile.to(tl.int64) * R + lane
+            total = total // parts
+            k0, k1, k2 = known_numbers(states, here, total, TIES, ELEMENT)
         if KIND == "prod":
-            share, scale, fits = product_fits(ELEMENT, s0, s1, s2, factor, row_mask)
-            if fits:
+            if tl.min(k2, 0) != 0.0:
                 a = tl.broadcast_to(widened_again(raw_a, X, a), (R, H))
                 b = tl.broadcast_to(widened_again(raw_b, X, b), (R, H))
-                a, b = product_quotients(ELEMENT, share, scale, a, b)
+                a, b = product_quotients(ELEMENT, k0, k1, a, b)
                 put(out, OUT, a, at_a, out_steps, R, H, FULL, SPENT)
                 put(out, OUT, b, at_b, out_steps, R, H, FULL, SPENT)
             else:
+                if not STATE:
+                    s0, s1, s2 = known_product(states, here, total)
                 careful_map(
                     x, X, out, OUT, at_a, x_steps, out_steps, begin, n, s0, s1, s2, factor,
                     ELEMENT, R, C, CAREFUL,
                 )  # fmt: skip
         elif PAIRS:
-            value = share_of_pairs(hits, a, s0, ELEMENT, R, C)
+            value = share_of_pairs(hits, k0, ELEMENT, R, C)
             tl.store(place(out, OUT, at, out_steps), value, eviction_policy=policy(SPENT))
         else:
             # Widened anew, so that in between halves wait in half the registers.
             a = widened_again(raw_a, DY, a)
             b = widened_again(raw_b, X, b)
             c = widened_again(raw_c, Y, c)
-            value = apply(KIND, TIES, ELEMENT, s0, a, b, c, order, p, q)
+            value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, order)
             put(out, OUT, value, at, out_steps, R, C, FULL, SPENT)
+
+
+@triton.jit
+def bring_rows(
+    pointer, MODE: tl.constexpr, steps, tile, begin,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Ask the second cache for a tile of contiguous rows, 64 bytes at a time."""
+    if MODE == "t":
+        ITEMS: tl.constexpr = 512 // pointer.dtype.element_ty.primitive_bitwidth
+        outer, rows = tile_rows(tile, steps[0], R)
+        index = begin + tl.arange(0, C // ITEMS) * ITEMS
+        request(place(pointer, MODE, (outer, rows, index), steps))
 
 
 @triton.jit
@@ -362,25 +401,92 @@ def ordered(index, dims, steps, base, TIES: tl.constexpr):
 
 @triton.jit
 def join_rows(
+    dy,
+    y,
     states,
     joined,
-    total,
+    row_dims,
+    row_dy,
+    row_y,
+    axis_dims,
+    axis_dy,
+    axis_y,
+    p,
+    q,
     parts,
     KIND: tl.constexpr,
     TIES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    DY: tl.constexpr,
+    Y: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
 ):
-    """The states [slot, row tile, part, R] of rows cut into parts, joined: [slot, row tile, R]."""
-    join_tile(states, joined, tl.program_id(0), total, parts, KIND, TIES, R, K)
+    """The numbers [slot, row tile, R] of rows cut into parts, from their states [slot, row tile,
+    part, R]."""
+    total = tl.num_programs(0).to(tl.int64) * parts * R
+    join_tile(
+        dy, y, states, joined, row_dims, row_dy, row_y, axis_dims, axis_dy, axis_y,
+        p, q, tl.program_id(0), total, parts, KIND, TIES, ELEMENT, DY, Y, R, K, False,
+    )  # fmt: skip
 
 
 @triton.jit
 def join_tile(
-    states, joined, tile, total, parts,
-    KIND: tl.constexpr, TIES: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    dy, y, states, joined, row_dims, row_dy, row_y, axis_dims, axis_dy, axis_y,
+    p, q, tile, total, parts, KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr,
+    DY: tl.constexpr, Y: tl.constexpr, R: tl.constexpr, K: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
+    """The same of one row tile. Three `numbers`, and of products the three parts of their state."""
     start = states + tile.to(tl.int64) * parts * R
     s0, s1, s2 = join(KIND, TIES, start, total, parts, R, K)
-    slot = joined + tile.to(tl.int64) * R + tl.arange(0, R)
-    publish(KIND, slot, total // parts, s0, s1, s2)
+    outer, rows = tile_rows(tile, row_dims, R)
+    row_mask = rows < row_dims[0]
+    lane = tl.arange(0, R)
+    at = (outer, rows, lane, row_mask, row_mask)
+    WIDE: tl.constexpr = ELEMENT == "f64" or KIND == "prod"
+    a, c = 0.0, 0.0
+    if by_row(DY):
+        a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
+    if by_row(Y):
+        c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL)
+    k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, a, c, p, q, row_mask)
+    total = total // parts
+    here = tile.to(tl.int64) * R + lane
+    slot = number_slots(joined, TIES, ELEMENT) + here
+    tl.store(slot, k0)
+    tl.store(slot + total, k1)
+    tl.store(slot + 2 * total, k2)
+    if KIND == "prod":
+        slot = joined + 3 * total + here
+        tl.store(slot, s0)
+        tl.store(slot + total, s1)
+        tl.store(slot + 2 * total, s2)
+
+
+@triton.jit
+def number_slots(joined, TIES: tl.constexpr, ELEMENT: tl.constexpr):
+    if in_f64(ELEMENT, TIES):
+        return joined
+    else:
+        return joined.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def known_numbers(joined, here, total, TIES: tl.constexpr, ELEMENT: tl.constexpr):
+    """What `join_tile` left. Another program may have written next to it a moment ago: not from
+    the first cache."""
+    slot = number_slots(joined, TIES, ELEMENT) + here
+    k0 = tl.load(slot, cache_modifier=".cg")
+    k1 = tl.load(slot + total, cache_modifier=".cg")
+    k2 = tl.load(slot + 2 * total, cache_modifier=".cg")
+    return k0, k1, k2
+
+
+@triton.jit
+def known_product(joined, here, total):
+    slot = joined + 3 * total + here
+    s0 = tl.load(slot, cache_modifier=".cg")
+    s1 = tl.load(slot + total, cache_modifier=".cg")
+    s2 = tl.load(slot + 2 * total, cache_modifier=".cg")
+    return s0, s1, s2

@@ -233,3 +233,17 @@ def put(
     else:
         mask = at[3][:, None] & at[4][None, :]
         tl.store(target, value, mask=mask, eviction_policy=kept)
+
+
+@triton.jit
+def request(source):
+    """Ask the second cache for what some pointers point to."""
+    if not _INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [source.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
