@@ -135,6 +135,8 @@ def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = 
             for half in (True, False):
                 first = 0 if half else 2
                 now = (sizes[first], sizes[first + 1])
+                if not now[0]:
+                    continue
                 tables = {}
                 for one, two in sorted(
                     {(one, now[1]) for one in _half_and_double(now[0]) if smaller or one >= now[0]}

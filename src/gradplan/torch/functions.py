@@ -74,9 +74,8 @@ def _unary(
     """The node of `forward(x, *args)`, whose gradient is asked for with `params(x, *args)`.
 
     A second result (the indices of cummax) has no gradient. Results of the types `recomputed` are
-    not saved: rounded to them, they would cost more accuracy than their recomputation costs time.
-    On a GPU torch's forward, in f32, is quicker at that than the kernel that does it by the way;
-    not of a single row, which torch may sum in another order every time.
+    not saved: rounded to them, they would cost more accuracy than their recomputation, by the
+    kernel itself, costs time.
     `fused(dtype, dy, *saved, *params)` is torch's gradient where that reads one type and writes
     another in one pass, or None where it does not.
     """
@@ -95,17 +94,12 @@ def _unary(
         ctx.save_for_backward(*saved)
         ctx.params = params(*args)
         ctx.dtype = x.dtype
-        ctx.args = args[1:]
         ctx.others = (None,) * (len(args) - 1)
 
     def backward(ctx: Any, dy: Any, *_: Any) -> Any:
         if dy is None:
             return None, *ctx.others
         saved = ctx.saved_tensors  # once: a checkpoint unpacks once
-        if recomputed and dy.is_cuda and saved[-1] is None and _several_rows(dy, *ctx.params):
-            x = saved[0].float()
-            y = forward(x, *ctx.args)
-            return operator.gradient(dy.float(), x, y, *ctx.params).to(ctx.dtype), *ctx.others
         if dy.dtype == ctx.dtype:
             return operator.gradient(dy, *saved, *ctx.params), *ctx.others
         # `dtype` or autocast changed the type: the gradient is taken in that of the result.
@@ -117,10 +111,6 @@ def _unary(
         return operator.gradient(dy, *wide, *ctx.params).to(ctx.dtype), *ctx.others
 
     return node(kind.value, forward, keep, backward)
-
-
-def _several_rows(dy: Tensor, dim: int) -> bool:
-    return bool(dy.dim() > 1 and dy.numel() != dy.shape[dim])
 
 
 def _axis(x: Tensor, dim: int, *_: Any) -> tuple[Any, ...]:

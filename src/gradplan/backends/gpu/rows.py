@@ -128,7 +128,9 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         every = n == c * parts and beside.extent % r == 0
         strided = "s" in modes and (prod_kind or phase == "lagged")
         masked = phase in ("cluster", "lagged") and not every
-        if many > 1 or (prod_kind and (r > 1 or masked)) or strided or ordered:
+        deviates = desc.op in (ReduceKind.VAR, ReduceKind.STD)
+        loose = phase == "whole" and columns and deviates and not every
+        if many > 1 or (prod_kind and (r > 1 or masked)) or strided or ordered or loose:
             registers = all_registers(warps)
         elif every and place and phase in ("lagged", "cluster"):
             registers = table.number_of(table.registers, place, desc.op, desc.element)
@@ -136,7 +138,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
                 ahead = table.number_of(table.ahead, place, desc.op, desc.element)
         elif (phase, warps, full, plain) == ("whole", 32, 1, True) and half and not prod_kind:
             # Two programs of the longest rows at a time.
-            warps, registers = (16, 64) if desc.op in (ReduceKind.VAR, ReduceKind.STD) else (32, 32)
+            warps, registers = (16, 64) if deviates else (32, 32)
         return Step(
             kernel="rows.row_tiles",
             grid=-(-beside.extent // r) * beside_tiles * parts * (2 if lead else 1),
@@ -210,16 +212,20 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             each //= 2
         return r, c, max(1, min(32, c * r // each)), -(-n // c)
 
-    width = table.width_of(desc.op) if half else table.lagged_width
-    r, c, warps, parts = cut(f"cluster_{layout}", width // 2 if half and ordered else width)
-    if parts > table.cluster:
+    clustered = False
+    if table.part_of(f"cluster_{layout}", desc.op, desc.element)[0]:
+        width = table.width_of(desc.op) if half else table.lagged_width
+        r, c, warps, parts = cut(f"cluster_{layout}", width // 2 if half and ordered else width)
+        clustered = parts <= table.cluster
+    if not clustered:
         r, c, warps, parts = cut(f"lagged_{layout}", table.lagged_width)
+        clustered = parts <= table.cluster and not columns
     if in_runs:
-        place = f"cluster_{layout}" if parts <= table.cluster else f"lagged_{layout}"
+        place = f"{'cluster' if clustered else 'lagged'}_{layout}"
     tiles = -(-beside.extent // r) * beside_tiles
     states = Pointer(WORKSPACE, "fp64")
     pieces = f"rows are cut into {parts} parts"
-    if parts <= table.cluster:
+    if clustered:
         return Program(
             steps=(step("cluster", r, c, warps, parts, states),),
             runner=None,
@@ -364,7 +370,8 @@ def workspace_bytes(desc: Any, table: Table) -> int:
         return 0
     wide = max(1, table.lagged_width // desc.element.size_bytes) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
-    room = min(table.part_of(place, desc.op, desc.element)[0] for place in _PARTS)
+    rooms = (table.part_of(place, desc.op, desc.element)[0] for place in _PARTS)
+    room = min(room for room in rooms if room)
     step = min(room, table.strided_tile // 2) // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * max(2, -(-n // max(2, step))) + 4 * table.fill * wide

@@ -55,7 +55,7 @@ class Table:
     cluster_rows: Lines
     """The same where the programs of a cluster hold the rows ..."""
     cluster_columns: Lines
-    """... or rows side by side, ..."""
+    """... or rows side by side (0: never) ..."""
     cluster_width: tuple[tuple[str, int], ...]
     """... of halves so many bytes of them, by kind."""
     lag: int
@@ -224,6 +224,7 @@ _SM_90 = Table(
         ("log_softmax", 8192, 4, 8192, 4),
         ("var", 16384, 4, 16384, 4),
         ("std", 16384, 4, 16384, 4),
+        ("prod", 16384, 4, 0, 0),
         ("", 16384, 4, 8192, 4),
     ),
     cluster_width=(("softmax", 64), ("std", 64), ("prod", 64), ("", 128)),

@@ -283,7 +283,10 @@ def numbers(
         none = by_rows(y) == 0.0
         divisor = tl.where(none, 1.0, by_rows(y)).to(tl.float64)
         share = by_rows(dy).to(tl.float64) * p
-        share = share / divisor if ELEMENT == "f64" else share * reciprocal_f64(divisor)
+        if ELEMENT == "f32" or ELEMENT == "f64":
+            share = share / divisor
+        else:
+            share = share * reciprocal_f64(divisor)
         factor, again = in_two(tl.where(none, 0.0, share), TYPE)
         return (s0 * q).to(TYPE), factor, tl.where(none, 0.0, again)
     elif KIND == "prod":

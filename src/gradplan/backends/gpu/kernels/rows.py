@@ -438,8 +438,6 @@ def join_tile(
     DY: tl.constexpr, Y: tl.constexpr, R: tl.constexpr, K: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """The same of one row tile. Three `numbers`, and of products the three parts of their state."""
-    start = states + tile.to(tl.int64) * parts * R
-    s0, s1, s2 = join(KIND, TIES, start, total, parts, R, K)
     outer, rows = tile_rows(tile, row_dims, R)
     row_mask = rows < row_dims[0]
     lane = tl.arange(0, R)
@@ -450,6 +448,8 @@ def join_tile(
         a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
     if by_row(Y):
         c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL)
+    start = states + tile.to(tl.int64) * parts * R
+    s0, s1, s2 = join(KIND, TIES, start, total, parts, R, K)
     k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, a, c, p, q, row_mask)
     total = total // parts
     here = tile.to(tl.int64) * R + lane
