@@ -157,20 +157,21 @@ _log_softmax = _unary(
 _FEW = 8192
 
 
-def _few(x: Tensor, dtype: Dtype) -> bool:
+def _few(x: Any, dtype: Dtype) -> bool:
     return (
-        x.is_cuda
-        and x.dtype in (torch.float32, torch.float64)
-        and (dtype is None or dtype == x.dtype)
+        isinstance(x, Tensor)
+        and x.is_cuda
         and not torch.compiler.is_compiling()
         and x.numel() < _FEW
+        and x.dtype in (torch.float32, torch.float64)
+        and (dtype is None or dtype == x.dtype)
     )
 
 
 @_torchs_names
 def softmax(input: Tensor, dim: int, dtype: Dtype = None, *, out: Tensor | None = None) -> Tensor:
     """`torch.softmax`: dx = y · (dy − Σ y·dy)."""
-    if out is None and applies(input, dtype) and not _few(input, dtype):
+    if out is None and not _few(input, dtype) and applies(input, dtype):
         return _softmax(input, dim, dtype)
     return torch.softmax(input, dim, dtype, out=out)
 
@@ -180,7 +181,7 @@ def log_softmax(
     input: Tensor, dim: int, dtype: Dtype = None, *, out: Tensor | None = None
 ) -> Tensor:
     """`torch.log_softmax`: dx = dy − exp(y) · Σ dy."""
-    if out is None and applies(input, dtype) and not _few(input, dtype):
+    if out is None and not _few(input, dtype) and applies(input, dtype):
         return _log_softmax(input, dim, dtype)
     return torch.log_softmax(input, dim, dtype, out=out)
 
