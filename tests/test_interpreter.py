@@ -201,6 +201,39 @@ def test_what_arrives_may_be_beyond_the_range_of_f32():
     assert np.isfinite(problem.outputs()["dx"]).all()
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_log_sums_without_y_may_leap_from_tile_to_tile(axis, reverse):
+    """Beyond what f32 can tell of exp; where tiles are read once, and where they are cut."""
+    for rows, leap in ((2, 70.0), (2, 300.0), (6, 1e4)):
+        shape = (rows, 150) if axis else (150, rows)
+        desc = cases.describe(
+            spec_of("log_cumsum_exp"), ElementKind.F32, shape, (axis,), reverse=reverse
+        )
+        problem = cases.Problem(Case(desc=desc, without=("y",)))
+        x = np.zeros(150, np.float32)
+        x[64:] = leap
+        x = np.broadcast_to(x[::-1] if reverse else x, (rows, 150))
+        problem.poke("x", ..., x if axis else x.T)
+        problem.poke("dy", ..., np.float32(1.0))
+        settle(problem)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_log_sums_without_y_keep_a_small_gradient_from_far_away(axis):
+    for small in (1e-30, 1e-35):
+        shape = (2, 400) if axis else (400, 2)
+        desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, shape, (axis,))
+        problem = cases.Problem(Case(desc=desc, without=("y",)))
+        dy = np.zeros((2, 400), np.float32)
+        dy[:, -1] = small
+        problem.poke("x", ..., np.float32(0.0))
+        problem.poke("dy", ..., dy if axis else dy.T)
+        settle(problem)
+        got = problem.outputs()["dx"].reshape(-1)[0]
+        assert got == pytest.approx(small / 400, rel=1e-5)
+
+
 def test_long_products_keep_the_range_of_f64():
     """Products on the way leave the range of f32; the gradient does not."""
     for axis, shape in ((1, (1, 128)), (0, (128, 2))):

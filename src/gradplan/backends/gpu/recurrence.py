@@ -59,6 +59,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     if columns:
         few = resident or recomputes
         r = (table.column_bytes if few else table.scan_column_bytes) // item
+        if not few and kind is ScanKind.LOG_CUMSUM_EXP:
+            r //= 4  # numbers of a row in f64
         r = min(up(beside.extent), max(1, r))
         step_size = table.scan_column_few if few else table.scan_column_step
         c = length if resident else min(length, max(2, step_size // small))
@@ -87,8 +89,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     pointers = pointers_of(geometry, sources, modes)
     arguments = [*geometry.arguments(), ("n", integer(n))]
     warps = _scan_warps(r * c * small, table)
-    if columns and recomputes and item == 2:
-        warps = max(1, warps // 2)
+    if columns and recomputes and item == 2 and warps == 8 and not flip:  # which takes registers
+        warps = 4
     if columns and not (resident or recomputes):  # no two threads share a row
         warps = max(1, r * item // 512)
     layout = "columns" if columns else "rows"
@@ -241,7 +243,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     chunks = -(-along_tiles // steps_each)
     slots = tiles * chunks * r
     carries = Pointer(WORKSPACE, "fp64")
-    states = Pointer(WORKSPACE, "fp64", 16 * slots) if recomputes else None
+    tiled = recomputes and tiles >= table.fill  # then there are no carries
+    states = Pointer(WORKSPACE, "fp64", 0 if tiled else 16 * slots) if recomputes else None
     launches = []
     lanes = r if lines else min(r, table.join_lanes)
     joins = max(2, table.join // lanes)
@@ -297,10 +300,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                 warps=join_warps,
             )
         )
-        if tiles >= table.fill:
+        if tiled:
             launches.append(tile_step("whole", along_tiles, None, states))
             why = f"rows enough to fill the machine, each in tiles of {c}, after a look at x"
-            return program(launches, "tiled", why, 32 * slots, again=1)
+            return program(launches, "tiled", why, 16 * slots)
     launches.append(tile_step("partial", steps_each, carries, states))
     launches.append(
         Step(
@@ -339,20 +342,21 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     shape, (axis,) = desc.shape_and_axes
     n = shape[axis]
     rows = prod(shape) // n
-    small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
     words = 4  # carries, and states or what windows hand on
     bound = 0
     tile, _ = table.lines_of(desc.kind, desc.element)
-    columns = table.scan_chunk * small
+    # What is not read in runs is taken in smaller steps.
+    small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
+    columns = table.scan_chunk
     if desc.kind is not ScanKind.CUMSUM:  # which may be recomputed
-        columns = min(columns, table.scan_column_few)
+        columns = min(columns, table.scan_column_few // small)
     for used, limit, step in (
-        (True, table.scan_resident, table.scan_step),
-        (True, tile // 2 * small, tile // 2 * small),
-        (rows > 1, table.scan_columns, min(columns, table.side_chunk // 2 * small)),
+        (True, table.scan_resident // 2, table.scan_step // 2),
+        (True, tile // 2, tile // 2),
+        (rows > 1, table.scan_columns // small, min(columns, table.side_chunk // 2)),
     ):
-        if used and up(n) > limit // small:
+        if used and up(n) > limit:
             # Rows taken together are padded to a power of two: at most twice as many.
-            most = 2 * rows * -(-n // max(2, step // small))
+            most = 2 * rows * -(-n // max(2, step))
             bound = max(bound, 8 * words * most)
     return bound

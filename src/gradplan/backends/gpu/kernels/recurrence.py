@@ -477,7 +477,7 @@ def log_tile(
         high = tl.maximum(top, m0)
         low = tl.maximum(m0, pick(u, first))
         usual = (broken == 0) & (m0 == m0) & (low > high - _RANGE) & (high < _INFINITY)
-        low = high - _RANGE
+        low = high  # the reference: sums are at most their number, so that a small dy stays normal
     else:
         v = tl.broadcast_to(fetch(y, Y, at, y_steps, 0.0, WIDE, FULL), (R, C))
         # y never falls, and a NaN stays: its ends tell all.
@@ -498,6 +498,7 @@ def log_tile(
         arriving = own
         if PHASE != "resident":
             x_past = value_at(x, X, at, ends[2], n, x_steps, R).to(TYPE)
+            usual = usual & ~(x_past - ref > _RANGE)
             arrived = pick(f, far[None, :]) + exp_of_difference(x_past, ref, ELEMENT)
             arriving = 1.0 / arrived.to(tl.float64)
     else:
@@ -514,7 +515,10 @@ def log_tile(
         g = tl.where(mask, g, 0.0)
     s = tl.cumsum(g, 1, reverse=False)
     if PHASE == "apply":
-        s = tl.where(carried, s + (carry * arriving)[:, None].to(TYPE), s)
+        brought = (carry * arriving).to(TYPE)
+        s = tl.where(carried, s + brought[:, None], s)
+        if Y == "n" and not WIDE:
+            usual = usual & (~carried | (brought == 0.0) | (tl.abs(brought) > _SMALL))
     dx = tl.where(u == -_INFINITY, 0.0, e * s)
     c_first = own * arriving
     all_of_it = pick(s, first)
@@ -592,6 +596,7 @@ def careful_logs(
         factor = factor * pick(a, first)
         if PHASE != "partial":
             dx = tl.where(u == -_INFINITY, 0.0, tl.exp(u - v) * sums)
+            tl.debug_barrier()  # threads that hold the same have loaded dy, which may be dx
             put(out, OUT, dx, here, out_steps, R, H, False)
     return factor, s
 
@@ -667,6 +672,7 @@ def careful_log_sums(
         if PHASE != "partial":
             w = tl.where(u == _INFINITY, float("nan"), ratio(u, m1) / e1)
             dx = tl.where(u == -_INFINITY, 0.0, w * sums)
+            tl.debug_barrier()
             put(out, OUT, dx, here, out_steps, R, H, False)
     return factor, s
 
