@@ -1,9 +1,9 @@
 """The formulas of map and row-state gradients, one branch a kind, as in the CPU's `formulas`.
 
-Most row states are a sum: `term` is what an element adds, and `apply` maps a tile to the gradient
-from the sums of its rows. The ties FIRST and LAST keep an index instead, and prod the parts of a
-product, which has functions of its own. Places beyond the axis are left out by
-choice, never by a product with zero.
+Most row states are a sum: `term` is what an element adds, `numbers` what the gradient must know of
+a row, from its sum, and `apply` maps a tile by them. The ties FIRST and LAST keep an index instead,
+and prod the parts of a product, which has functions of its own. Places beyond the axis are left out
+by choice, never by a product with zero.
 """
 
 import triton

@@ -552,6 +552,24 @@ def log_tile(
 
 
 @triton.jit
+def small_step(at, begin, step, n, FLIP: tl.constexpr, C: tl.constexpr, H: tl.constexpr):
+    """H places of a tile of C, counted from its far end: the lowest, all of them from the far end
+    on, and what follows each."""
+    if FLIP:
+        low = begin + step * H
+        index = low + tl.arange(0, H)
+        follows = index - 1
+    else:
+        low = begin + C - H - step * H
+        index = low + (H - 1) - tl.arange(0, H)
+        follows = index + 1
+    mask = index < n
+    has_next = mask & (follows >= 0) & (follows < n)
+    here = (at[0], at[1], index, at[3], mask)
+    return low, here, (at[0], at[1], follows, at[3], has_next)
+
+
+@triton.jit
 def careful_logs(
     arrays, dy_steps, x_steps, y_steps, out_steps, at, n, arriving,
     DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr,
@@ -565,21 +583,8 @@ def careful_logs(
     factor = tl.full((R,), 1.0, tl.float64)
     s = arriving
     for step in range(0, C // H):
-        if FLIP:
-            low = begin + step * H
-            onward = -1
-        else:
-            low = begin + C - H - step * H
-            onward = 1
-        if FLIP:
-            index = low + tl.arange(0, H)
-        else:
-            index = low + (H - 1) - tl.arange(0, H)
-        follows = index + onward
-        mask = index < n
-        has_next = mask & (follows >= 0) & (follows < n)
-        here = (at[0], at[1], index, at[3], mask)
-        ahead = (at[0], at[1], follows, at[3], has_next)
+        low, here, ahead = small_step(at, begin, step, n, FLIP, C, H)
+        index, mask, has_next = here[2], here[4], ahead[4]
         d = tl.broadcast_to(fetch(dy, DY, here, dy_steps, 0.0, True, False), (R, H))
         u = fetch(x, X, here, x_steps, 0.0, True, False)
         v = fetch(y, Y, here, y_steps, 0.0, True, False)
@@ -629,24 +634,13 @@ def careful_log_sums(
             top = tl.reduce(u, 1, larger)
             sums = tl.sum(tl.where(mask[None, :], ratio(u, top[:, None]), 0.0), 1)
             m, e = log_add(m, e, top, sums)
+        low, here, ahead = small_step(at, begin, step, n, FLIP, C, H)
+        index, mask, has_next = here[2], here[4], ahead[4]
         if FLIP:
-            low = begin + step * H
-            onward = -1
-        else:
-            low = begin + C - H - step * H
-            onward = 1
-        if FLIP:
-            index = low + tl.arange(0, H)
             first = (index == tl.minimum(low + H, n) - 1)[None, :]
         else:
-            index = low + (H - 1) - tl.arange(0, H)
             first = (index == low)[None, :]
         exists = low < n
-        follows = index + onward
-        mask = index < n
-        has_next = mask & (follows >= 0) & (follows < n)
-        here = (at[0], at[1], index, at[3], mask)
-        ahead = (at[0], at[1], follows, at[3], has_next)
         d = tl.broadcast_to(fetch(dy, DY, here, dy_steps, 0.0, True, False), (R, H))
         d = tl.where(mask[None, :], d, 0.0)
         u = tl.broadcast_to(fetch(x, X, here, x_steps, 0.0, True, False), (R, H))
@@ -684,7 +678,8 @@ def eighth(c):
 
 @triton.constexpr_function
 def few(r, c):
-    return max(1, min(c // 8, 256 // r))
+    """Places of a small step of r rows that take many registers."""
+    return min(eighth(c), max(1, 256 // r))
 
 
 @triton.jit

@@ -235,11 +235,9 @@ def row_tile(
         raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, SPENT)
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, SPENT)
         if AHEAD:
-            after = tile + lead
-            if after * parts < tl.num_programs(0):
-                bring_rows(x, X, x_steps, after, begin, R, C)
-                bring_rows(dy, DY, dy_steps, after, begin, R, C)
-                bring_rows(y, Y, y_steps, after, begin, R, C)
+            bring_tile(
+                dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
+            )  # fmt: skip
         here = (outer, rows, first, row_mask, row_mask, near_a)
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = tl.broadcast_to(widened(raw_a, X, WIDE), (R, H))
@@ -260,11 +258,9 @@ def row_tile(
         raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, SPENT)
         raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, SPENT)
         if AHEAD:
-            after = tile + lead
-            if after * parts < tl.num_programs(0):
-                bring_rows(x, X, x_steps, after, begin, R, C)
-                bring_rows(dy, DY, dy_steps, after, begin, R, C)
-                bring_rows(y, Y, y_steps, after, begin, R, C)
+            bring_tile(
+                dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
+            )  # fmt: skip
         a, b, c = widened(raw_a, DY, WIDE), widened(raw_b, X, WIDE), widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
         if PAIRS:
@@ -321,6 +317,18 @@ def row_tile(
             c = widened_again(raw_c, Y, c)
             value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, order)
             put(out, OUT, value, at, out_steps, R, C, FULL, SPENT)
+
+
+@triton.jit
+def bring_tile(
+    dy, x, y, dy_steps, x_steps, y_steps, tile, begin, parts,
+    DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Ask the second cache for what a later tile reads, if there is one."""
+    if tile * parts < tl.num_programs(0):
+        bring_rows(x, X, x_steps, tile, begin, R, C)
+        bring_rows(dy, DY, dy_steps, tile, begin, R, C)
+        bring_rows(y, Y, y_steps, tile, begin, R, C)
 
 
 @triton.jit
