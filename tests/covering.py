@@ -94,10 +94,13 @@ VARIANTS = {
 def wanted(spec, element, arch="interpreter"):
     """The variants that a kind and an element have."""
     found = VARIANTS[spec.engine]
-    if spec.engine is not Engine.RECURRENCE or spec.kind is ScanKind.CUMSUM:
+    if spec.engine is not Engine.RECURRENCE:
+        return found
+    found = found | {("chained", "rows")}
+    if spec.kind is ScanKind.CUMSUM:
         return found
     if spec.kind in table_of(arch).lagged_scans:
-        found = found | {("lagged", "rows"), ("lagged", "columns")}
+        found = found | {("lagged", "columns")}
     # What is recomputed needs the states of all tiles before: no row is walked tile by tile.
     return {(f"{name}_from_y", layout) for name, layout in found} | {
         (f"{name}_recomputed", layout) for name, layout in found if name in ("resident", "split")

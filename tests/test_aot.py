@@ -83,6 +83,7 @@ def test_the_subset_meets_every_kernel_kind_element_and_variant(whole):
     for layout in ("rows", "columns"):
         for name in ("resident", "cluster", "lagged", "tiled", "split_recomputed"):
             assert f"{name}, {layout}" in met
+    assert "chained_from_y, rows" in met
     assert {"map, flat", "map, rows", "sorted, rows", "sorted, strided"} <= met
     assert len(some) < len(whole) / 10
 

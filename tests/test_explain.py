@@ -57,6 +57,7 @@ def test_a_gpu_that_is_not_here_runs_nothing():
             gp.SoftmaxBackwardPlan.select(chosen.descriptor, device=device)
 
 
+SCAN_VARIANTS = ("resident", "chained", "tiled", "lagged", "split")
 ROW_VARIANTS = ("resident", "cluster", "lagged", "split")
 
 
@@ -69,13 +70,14 @@ ROW_VARIANTS = ("resident", "cluster", "lagged", "split")
         ("softmax", (64, 1 << 20), 1, "lagged"),
         ("cumsum", (8192, 1024), 1, "resident"),
         ("cumsum", (8192, 8192), 1, "tiled"),
-        ("cumsum", (64, 1 << 20), 1, "lagged"),
+        ("cumsum", (64, 1 << 20), 1, "chained"),
+        ("cumsum", (1 << 20, 64), 0, "lagged"),
     ],
 )
 def test_every_other_variant_has_its_reason(kind, shape, axis, variant):
     told = plan(kind, shape, axis).explanation()
     assert told.sku.variant == variant
-    tried = ROW_VARIANTS if kind != "cumsum" else ("resident", "tiled", "lagged", "split")
+    tried = ROW_VARIANTS if kind != "cumsum" else SCAN_VARIANTS
     assert [other.variant for other in told.others] == [v for v in tried if v != variant]
     assert all(len(other.why) > 10 for other in told.others)
 

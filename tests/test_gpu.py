@@ -51,9 +51,12 @@ JOBS = {
     "lagged": ("softmax", (150, 300_000), (2, 300), "f16", (), {}),
     "lagged_product": ("prod", (4, 100_000), (2, 140), "f32", ("y",), {}),
     "lagged_far": ("softmax", (3, 3_000_000), (1, 1100), "f16", (), {}),
-    "scan_lagged": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
+    "scan_chained": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
+    "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
+    "chained_product": ("cumprod", (600, 40_000), (4, 140), "bf16", (), {}),
+    "chained_far": ("cummax", (2, 3_000_000), (1, 1100), "f16", (), {}),
     "scan_resident": ("cummax", (300, 1000), (4, 20), "f32", (), {}),
-    "scan_tiled": ("cumprod", (600, 40_000), (4, 140), "f32", (), {}),
+    "scan_tiled": ("cummax", (600, 40_000), (4, 140), "f32", (), {}),
     "scan_split": ("cumprod", (3, 60_000), (2, 140), "f32", ("y",), {}),
     "log_split": ("log_cumsum_exp", (2, 40_000), (2, 140), "f32", ("y",), {}),
     "log_tiled": ("log_cumsum_exp", (600, 9000), (4, 140), "f32", ("y",), {}),
@@ -65,7 +68,10 @@ WITH_WORKSPACE = (
     "lagged",
     "lagged_product",
     "lagged_far",
-    "scan_lagged",
+    "scan_chained",
+    "log_chained",
+    "chained_product",
+    "chained_far",
     "scan_split",
     "log_split",
     "log_tiled",
@@ -187,14 +193,15 @@ def small_table():
     def use(waits):
         small = table.table_of("interpreter")
         if not waits:
-            small = replace(small, lag=0, scan_lag=0)
+            never = (("", 0, 1, 0, 1),)
+            small = replace(small, lag=0, scan_lag=0, chained=never, chained_many=never)
         return table.using(launch.device_arch(0), small)
 
     return use
 
 
 @gpu
-@pytest.mark.parametrize("waits", [False, True], ids=["split", "lagged"])
+@pytest.mark.parametrize("waits", [False, True], ids=["split", "waiting"])
 @problems()
 def test_covering_cases_with_small_tiles(spec, element, waits, small_table, complete):
     """Every data and option in some variant; large shapes meet them all, so elements take turns."""
@@ -346,6 +353,9 @@ class Softmax:
         self.y.normal_().exp_().div_(self.y.sum(self.axis, keepdim=True))
         self.dx.fill_(torch.nan)
 
+    def in_place(self):
+        return gp.SoftmaxBackwardArgs(dy=self.dy, y=self.y, dx=self.dy)
+
     def bits(self):
         return self.dx.view(torch.uint8).clone()
 
@@ -362,18 +372,61 @@ class Softmax:
             assert (error <= bound * size.norm(dim=self.axis) + 1e-30).all()
 
 
+class Sums:
+    """Rows of a cumsum whose tiles wait for those behind them: checked on the GPU."""
+
+    def __init__(self, shape, seed=0):
+        desc = gp.ScanBackwardDescriptor(
+            kind="cumsum", input_shape=shape, scan_axis=1, element="f32"
+        )
+        self.plan = gp.ScanBackwardPlan.select(desc, device="cuda")
+        self.dy, self.dx = (torch.empty(shape, device="cuda") for _ in range(2))
+        self.fill(seed)
+        self.args = gp.ScanBackwardArgs(dy=self.dy, dx=self.dx)
+        assert self.plan.bind(self.args).sku.variant == "chained"
+
+    def fill(self, seed):
+        torch.cuda.manual_seed(seed)
+        self.dy.normal_()
+        self.dx.fill_(torch.nan)
+
+    def in_place(self):
+        return gp.ScanBackwardArgs(dy=self.dy, dx=self.dy)
+
+    def bits(self):
+        return self.dx.view(torch.uint8).clone()
+
+    def check(self, dy=None):
+        dy = self.dy if dy is None else dy
+        wanted = dy.double().flip(1).cumsum(1).flip(1)
+        size = dy.double().abs().flip(1).cumsum(1).flip(1)
+        bound = self.plan.precision_guarantee.relative_error
+        assert ((self.dx - wanted).norm(dim=1) <= bound * size.norm(dim=1)).all()
+
+
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16"}
 WAITING = {
     "small": lambda seed: Softmax((4, 1 << 17), seed=seed),
     "large": lambda seed: Softmax((512, 1 << 18), seed=seed),
     "columns": lambda seed: Softmax((8192, 4096), axis=0, seed=seed),
+    "chain": lambda seed: Sums((1, 1 << 25), seed=seed),
+    "chains": lambda seed: Sums((100, 1 << 19), seed=seed),
 }
 
 
 @gpu
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "names", [("small", "small"), ("small", "large"), ("large", "large"), ("columns", "large")]
+    "names",
+    [
+        ("small", "small"),
+        ("small", "large"),
+        ("large", "large"),
+        ("columns", "large"),
+        ("chain", "chains"),
+        ("chain", "chain"),
+        ("large", "chains"),
+    ],
 )
 def test_programs_that_wait_on_two_streams_of_different_priority(names):
     """Neither starves the other: all finish, with the bits that each has alone."""
@@ -460,9 +513,12 @@ def test_graphs_of_programs_that_wait_run_at_once():
 
 
 @gpu
-@pytest.mark.parametrize("name", ["cluster", *(name for name in JOBS if "lagged" in name)])
-def test_a_captured_run_has_the_bits_of_one_that_waits(name):
-    """Under capture no program waits for another: partial sums, then the gradient."""
+@pytest.mark.parametrize(
+    "name", ["cluster", *(name for name in JOBS if "lagged" in name or "chained" in name)]
+)
+def test_a_captured_run_has_the_bits_of_another(name):
+    """Where rows are cut into parts that are read twice, no program waits under capture: partial
+    sums, then the gradient."""
     job = Job(name, "cuda")
     workspace = workspace_for(job.plan, "cuda")
     job.fill(5)
@@ -490,7 +546,7 @@ def test_programs_that_wait_in_place(name):
     one.plan.run(one.args)
     for _ in range(3):
         one.dy.copy_(dy)
-        one.plan.run(gp.SoftmaxBackwardArgs(dy=one.dy, y=one.y, dx=one.dy))
+        one.plan.run(one.in_place())
         assert torch.equal(one.dy, one.dx)
     one.check(dy)
 
@@ -923,7 +979,7 @@ def variants_of(kind, shape, axes, **options):
         ("softmax", (1024, 1008), (77, 976)),
         ("var", (2, 6_000_000), (3, 9_000_048)),
         ("prod", (4096, 80), (1024, 96)),
-        ("cumsum", (2, 3_000_001), (1, 9_000_001)),
+        ("cumsum", (2, 6_000_001), (1, 9_000_001)),
         ("cummax", (512, 1001), (600, 1003)),
         ("sum", (4096, 4096), (512, 32_768)),
         ("embedding", (5000, 96, 300), (700_000, 112, 400)),

@@ -184,10 +184,11 @@ def _by_side(shapes: Shapes, short: bool = False) -> Ask:
 
 
 _PLACES: dict[str, tuple[str, Choice]] = {
-    "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1), ((64, 1 << 20), 1)]),
+    "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
     "side": ("cummax", [((64, 2048, 512), 1)]),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", [((8192, 8192), 0)]),
+    "chained": ("cummax", [((64, 1 << 20), 1)]),
     "lagged_rows": ("std", [((64, 1 << 20), 1)]),
     "lagged_columns": ("std", [((8192, 8192), 0)]),
     "cluster_rows": ("std", _cluster_rows),
@@ -230,7 +231,6 @@ _FEW_ROWS = (
     *_probes("softmax", (16, 1 << 16)),
     *_probes("softmax", (32, 1 << 16)),
 )
-_LONG_SCANS = (*_probes("cumsum", (64, 1 << 20)), *_probes("cummax", (64, 1 << 20)))
 _TALL_SCANS = _probes("cumsum", (1 << 20, 64), 0)
 _COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
 _SHORT_SCANS = (
@@ -295,10 +295,12 @@ FIELDS: dict[str, Ask | str] = {
     "scan_column_step": _RARE,
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
     "scan_fill": _on(_probes("cumsum", (128, 1 << 17)), _probes("cumsum", (256, 1 << 17))),
-    "scan_lag": _on(_probes("cumsum", (64, 1 << 20))),
+    "scan_lag": _on(_TALL_SCANS),
     "lagged_scans": "kind by kind: those whose first read is cheap",
-    "lag_chunk": _on(_LONG_SCANS, _probes("cumprod", (64, 1 << 20))),
-    "window": "as many as are joined at a time",
+    "chained": _by_kind("cummax", [((64, 1 << 20), 1), ((1, 1 << 27), 1)], 512, 16384),
+    "chained_many": _by_kind("cumprod", [((1024, 32768), 1), ((1024, 131072), 1)], 512, 16384),
+    "chained_from": _on(_probes("cumprod", (4096, 16384)), _probes("cumprod", (8192, 8192))),
+    "chain": _on(_probes("cumprod", (1, 1 << 27)), _probes("cumprod", (64, 1 << 20))),
     "scan_chunk": _RARE,
     "side": _by_side([((64, 2048, 512), 1)]),
     "short_side": _by_side([((1024, 64, 1024), 1)], short=True),
@@ -309,9 +311,7 @@ FIELDS: dict[str, Ask | str] = {
     ),
     "side_chunk": _on(_TALL_SCANS),
     "side_window": _on(_TALL_SCANS),
-    "lines": _by_kind(
-        "cummax", [((8192, 8192), 1), ((64, 1 << 20), 1), ((1 << 16, 1024), 1)], 32, 1024
-    ),
+    "lines": _by_kind("cummax", [((8192, 8192), 1), ((1 << 16, 1024), 1)], 32, 1024),
     "short_lines": _by_kind("cummax", [((1 << 20, 64), 1)], 32, 1024),
     "thread_words": _on(
         _probes("softmax", (8192, 8192)),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..again import Slots
+from ..backends.gpu.streams import allocate
 from ..plans import Plan
 from ..views import View, view
 
@@ -51,6 +52,13 @@ class _Recipe:
 _RECIPE_LIMIT = 4096
 _recipes: dict[Hashable, _Recipe] = {}
 
+# A stream keeps a workspace of up to so many bytes, so that no gradient of usual size takes more
+# memory at a time than torch's own does. Launches on a stream follow each other; another thread
+# that launches meanwhile finds it taken, and makes its own.
+_KEPT = 8 << 20
+_STREAMS = 32
+_kept: dict[tuple[int, int], list[Tensor]] = {}
+
 
 def views_of(arrays: dict[str, Tensor]) -> dict[str, View]:
     """Views of tensors; rank 0 counts as one element."""
@@ -86,10 +94,20 @@ def launch(
     program, device = recipe.program, recipe.device
     stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device)
     needed = program.workspace_bytes
-    address = 0  # of a workspace, freed on return and handed out again to this stream alone
-    if needed:
-        address, _keep = recipe.plan._workspace(needed, None, views, stream)
-    program.run(views, address, stream)
+    if not needed:
+        program.run(views, 0, stream)
+    elif device is None or needed > _KEPT or torch._C._cuda_isCurrentStreamCapturing():
+        # Freed on return, and handed out again to this stream alone.
+        address, _memory = recipe.plan._workspace(needed, None, views, stream)
+        program.run(views, address, stream)
+    else:
+        kept = _kept.setdefault((device, stream), [])
+        memory = kept.pop() if kept else None
+        if memory is None or memory.numel() < needed:
+            memory = allocate(1 << (needed - 1).bit_length(), device, stream)
+        program.run(views, memory.data_ptr(), stream)
+        if not kept and len(_kept) <= _STREAMS:
+            kept.append(memory)
     recipe.slots.give(taken)
 
 

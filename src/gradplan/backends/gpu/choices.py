@@ -23,7 +23,7 @@ __all__ = ["others"]
 # The order in which an engine tries its variants.
 _ORDER = {
     Engine.ROW_STATE: ("resident", "cluster", "lagged", "split"),
-    Engine.RECURRENCE: ("resident", "tiled", "lagged", "split"),
+    Engine.RECURRENCE: ("resident", "chained", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
 
@@ -78,6 +78,10 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         now, _ = table.lines_of(desc.op, desc.element)
         values = ((k * now, replace(table, lines=_longer(table.lines, k))) for k in _powers())
         yield "lines", "the longest row that lies in one run and stays in registers", now, values
+    elif other == "chained":
+        now = table.chained_from
+        lower = ((now // k, _with(table, "chained_from", now // k)) for k in _powers() if now // k)
+        yield "chained_from", "the shortest of many rows that are cut", now, lower
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
     elif other == "lagged" and desc.spec.engine is Engine.RECURRENCE:
@@ -131,6 +135,10 @@ def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
+    if other == "chained":
+        return replace(barred, scan_fill=_MOST)
+    never = tuple((kind, 0, b, 0, d) for kind, _, b, _, d in table.chained)
+    barred = replace(barred, chained=never, chained_many=never)
     if other in ("tiled", "split", "lagged"):
         fill = 1 if other == "tiled" else _MOST
         barred = replace(barred, scan_fill=fill)

@@ -128,7 +128,7 @@ def current_device() -> int:
 
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
-    "recurrence", "line_memory", "line_scans", "lines", "segments",
+    "recurrence", "line_memory", "line_scans", "lines", "chains", "segments",
 )  # fmt: skip
 
 

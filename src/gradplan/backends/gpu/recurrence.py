@@ -16,6 +16,9 @@ from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
 
+_CLEARED = 1024
+_CHAINS = ("chained", "chained_many")
+
 
 def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
     """The program for arrays with these strides."""
@@ -142,7 +145,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         or (columns and kind is ScanKind.LOG_CUMSUM_EXP)
         or not full
     )
-    window = table.side_window if columns else table.window
+    window = table.side_window
 
     def tile_step(
         phase: str,
@@ -231,12 +234,62 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             "resident",
             f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
+    many = tiles >= table.scan_fill
+    place = "chained_many" if many else "chained"
+    tile, chain_warps = table.part_of(place, kind, desc.element)
+    parts = -(-n // tile) if tile else 0
+    if (
+        lines
+        and not columns
+        and parts > 1
+        and tiles * parts < TURNS
+        and _levels(parts, table.chain)[0]
+        and (not many or n >= table.chained_from)
+    ):
+        stretch, levels, lanes = _levels(parts, table.chain)
+        full = n % tile == 0
+        words = 1 + 2 * tiles * sum(-(-parts // stretch**level) for level in range(levels))
+        told = ("told", Pointer(WORKSPACE, "i64"))
+        clear = Step(
+            kernel="chains.clear",
+            grid=-(-words // _CLEARED),
+            arguments=(told, ("count", Int(words))),
+            constants=(("B", _CLEARED),),
+            warps=4,
+        )
+        # The registers were found for few lanes; lest the assembler spill some where it has more.
+        spare = not full or table.roomy or kind is ScanKind.LOG_CUMSUM_EXP
+        cap = table.number_of(table.registers, place, kind, desc.element)
+        chain = Step(
+            kernel="chains.scan_chain",
+            grid=tiles * parts,
+            arguments=(*pointers, told, *arguments),
+            constants=(
+                *(pair for pair in constants if pair[0] not in ("DY", "OUT")),
+                ("FLIP", flip),
+                ("WIDE", wide),
+                ("M", tile // v),
+                ("V", v),
+                ("B", stretch),
+                ("LEVELS", levels),
+                ("T", lanes),
+                ("W", chain_warps),
+                ("PAIRS", ties is TieRule.LAST and desc.element in table.paired),
+                ("FULL", full),
+            ),
+            warps=chain_warps,
+            registers=cap if full and lanes <= 64 else all_registers(chain_warps) if spare else 0,
+            alignment=alignment,
+            aligned=aligned,
+        )
+        why = f"rows are cut into {parts} tiles, each read once, that wait for what arrives"
+        return program([clear, chain], "chained", why, 8 * words)
     if tiles >= (table.scan_fill if lines else table.fill) and not recomputes:
         why = f"rows enough to fill the machine, each in tiles of {c} from its far end"
         return program([tile_step("whole", along_tiles)], "tiled", why)
     steps_each = 1
     if lines:
-        steps_each = max((table.side_chunk if columns else table.lag_chunk) // c, 1)
+        steps_each = max(table.side_chunk // c, 1)
     elif not recomputes:
         # Carries are to be few beside the elements.
         steps_each = max(table.scan_chunk // c, along_tiles * tiles // (8 * table.fill), 1)
@@ -333,6 +386,18 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     return program(launches, "split", f"{pieces} that meet through carries", size, again=2)
 
 
+def _levels(tiles: int, stretch: int) -> tuple[int, int, int]:
+    """How many tiles make a stretch, in how many levels, and how many are joined at a time; all 0
+    where there are too many. Three ways, lest every length have a kernel of its own."""
+    fewer = max(2, stretch // 2)
+    ways = ((stretch, 2, 4 * stretch), (fewer, 5, 16 * fewer), (fewer, 7, 16 * fewer))
+    for size, levels, lanes in ways:
+        longest = lanes - 2 * size * (levels - 1)
+        if tiles <= longest * size ** (levels - 1):
+            return size, levels, lanes
+    return 0, 0, 0
+
+
 def _scan_warps(words: int, table: Table) -> int:
     return max(1, min(16, down(words // (32 * table.scan_words))))
 
@@ -345,6 +410,7 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     words = 4  # carries, and states or what windows hand on
     bound = 0
     tile, _ = table.lines_of(desc.kind, desc.element)
+    chained = [table.part_of(place, desc.kind, desc.element)[0] for place in _CHAINS]
     # What is not read in runs is taken in smaller steps.
     small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
     columns = table.scan_chunk
@@ -353,6 +419,7 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     for used, limit, step in (
         (True, table.scan_resident // 2, table.scan_step // 2),
         (True, tile // 2, tile // 2),
+        *((True, tile, tile) for tile in chained if tile),
         (rows > 1, table.scan_columns // small, min(columns, table.side_chunk // 2)),
     ):
         if used and up(n) > limit:

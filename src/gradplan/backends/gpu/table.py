@@ -91,10 +91,15 @@ class Table:
     """So many bytes are read before the first is read again; 0: in two launches ..."""
     lagged_scans: tuple[str, ...]
     """... which takes the others no longer."""
-    lag_chunk: int
-    """Elements of a chunk of a row in lines that is cut."""
-    window: int
-    """So many chunks hand on their carries together; a power of two."""
+    chained: Lines
+    """Long rows of a scan that lie one element after the other: the tile of a program that waits
+    for what arrives (0: never), and its warps; half as many of f64."""
+    chained_many: Lines
+    """The same where there are rows enough to fill the machine ..."""
+    chained_from: int
+    """... of at least so many elements."""
+    chain: int
+    """So many tiles make a stretch, and stretches a longer one; a power of two."""
     scan_chunk: int
     """The fewest steps of a chunk of a longer row that is cut."""
     lines: Lines
@@ -244,8 +249,14 @@ _SM_90 = Table(
     scan_fill=192,
     scan_lag=26 << 20,
     lagged_scans=("cumsum",),
-    lag_chunk=16384,
-    window=256,
+    chained=(
+        ("cumsum", 8192, 4, 8192, 8),
+        ("log_cumsum_exp", 2048, 2, 2048, 4),
+        ("", 4096, 4, 2048, 4),
+    ),
+    chained_many=(("cumprod", 2048, 4, 1024, 4), ("", 0, 4, 0, 4)),
+    chained_from=16384,
+    chain=16,
     scan_chunk=32,
     side=(
         ("cumsum", (64, 8, 16, 4), (64, 16, 16, 4)),
@@ -312,6 +323,10 @@ _SM_90 = Table(
         ("narrow_side", "cumsum", 128, 128),
         ("narrow_side", "cummax", 255, 168),
         ("narrow_side", "cummin", 255, 168),
+        ("chained", "cumprod", 128, 128),
+        ("chained", "log_cumsum_exp", 128, 96),
+        ("chained", "cummax", 96, 96),
+        ("chained", "cummin", 96, 96),
         ("lagged_rows", "softmax", 80, 0),
         ("lagged_rows", "log_softmax", 80, 168),
         ("lagged_rows", "max", 96, 0),
@@ -366,8 +381,10 @@ _INTERPRETER = Table(
     scan_fill=3,
     scan_lag=1024,
     lagged_scans=("cumsum", "cumprod", "cummax", "log_cumsum_exp"),
-    lag_chunk=64,
-    window=4,
+    chained=(("", 32, 1, 32, 1),),
+    chained_many=(("cumprod", 32, 1, 32, 1), ("", 0, 1, 0, 1)),
+    chained_from=64,
+    chain=2,
     scan_chunk=8,
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     short_side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),

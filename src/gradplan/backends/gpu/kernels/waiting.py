@@ -87,3 +87,9 @@ def leave(counter, parts):
     before = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
     if before == _READY + parts - 1:
         tl.atomic_add(counter, -_READY - parts, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def in_order(counter):
+    """How many programs of this launch started before, by a counter that starts at −1."""
+    return (tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") + 1).to(tl.int32)
