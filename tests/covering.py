@@ -101,10 +101,17 @@ def wanted(spec, element, arch="interpreter"):
         return found
     if spec.kind in table_of(arch).lagged_scans:
         found = found | {("lagged", "columns")}
+    marked = {(name, layout) for name, layout in found if name in ("resident", "tiled", "chained")}
     # What is recomputed needs the states of all tiles before: no row is walked tile by tile.
-    return {(f"{name}_from_y", layout) for name, layout in found} | {
-        (f"{name}_recomputed", layout) for name, layout in found if name in ("resident", "split")
-    }
+    return (
+        {(f"{name}_from_y", layout) for name, layout in found}
+        | {
+            (f"{name}_recomputed", layout)
+            for name, layout in found
+            if name in ("resident", "split")
+        }
+        | ({(f"{name}_marked", layout) for name, layout in marked} if spec.ties else set())
+    )
 
 
 def candidates(spec, element):

@@ -55,6 +55,9 @@ JOBS = {
     "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
     "chained_product": ("cumprod", (600, 40_000), (4, 140), "bf16", (), {}),
     "chained_far": ("cummax", (2, 3_000_000), (1, 1100), "f16", (), {}),
+    "resident_marks": ("cummax", (300, 1000), (4, 20), "f32", ("y",), {}),
+    "tiled_marks": ("cummax", (600, 40_000), (4, 140), "bf16", ("y",), {}),
+    "chained_marks": ("cummin", (3, 300_000), (2, 140), "f32", ("y",), {}),
     "scan_resident": ("cummax", (300, 1000), (4, 20), "f32", (), {}),
     "scan_tiled": ("cummax", (600, 40_000), (4, 140), "f32", (), {}),
     "scan_split": ("cumprod", (3, 60_000), (2, 140), "f32", ("y",), {}),
@@ -72,6 +75,9 @@ WITH_WORKSPACE = (
     "log_chained",
     "chained_product",
     "chained_far",
+    "resident_marks",
+    "tiled_marks",
+    "chained_marks",
     "scan_split",
     "log_split",
     "log_tiled",
@@ -224,7 +230,7 @@ def named_for(name):
     """How the variant begins that a job is named for."""
     if name in ("embedding", "scan_halves"):
         return "sorted" if name == "embedding" else "tiled"
-    return re.sub("^(scan|log)_|_(product|far)$", "", name)
+    return re.sub("^(scan|log)_|_(product|far|marks)$", "", name)
 
 
 @jobs

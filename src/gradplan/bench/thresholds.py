@@ -235,11 +235,11 @@ _TALL_SCANS = _probes("cumsum", (1 << 20, 64), 0)
 _COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
 _SHORT_SCANS = (
     *_probes("cumprod", (1 << 20, 64), without=_NO_Y),
-    *_probes("cummax", (1 << 20, 64), elements="f32", without=_NO_Y),
+    *_probes("log_cumsum_exp", (1 << 20, 64), elements="f32", without=_NO_Y),
 )
 _SCANS = (
     *_probes("cumprod", (8192, 8192), without=_NO_Y),
-    *_probes("cummax", (8192, 8192), elements="f32", without=_NO_Y),
+    *_probes("log_cumsum_exp", (8192, 8192), elements="f32", without=_NO_Y),
 )
 _LARGE = _probes("embedding", (128256, 4096, 32768), draw=Draw.ZIPF)
 _SMALL = _probes("embedding", (50304, 768, 262144), draw=Draw.ZIPF)

@@ -158,5 +158,8 @@ def _source(chosen: Program) -> Iterator[Other]:
     """Whether a saved y is used, where it may be left out."""
     if chosen.variant.endswith("_recomputed"):
         yield Other("from_y", "y is not given, so the scan is run again from x")
+    elif chosen.variant.endswith("_marked"):
+        yield Other("from_y", "x is read once and leaves a bit a place, which is less than y")
+        yield Other("recomputed", "the bits are kept, so x is not scanned again")
     elif chosen.variant.endswith("_from_y"):
         yield Other("recomputed", "y is given: reading it is cheaper than to scan x again")

@@ -128,7 +128,7 @@ def current_device() -> int:
 
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
-    "recurrence", "line_memory", "line_scans", "lines", "chains", "segments",
+    "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments",
 )  # fmt: skip
 
 
@@ -551,6 +551,8 @@ _TORCH_TYPES = {
     "fp16": "float16",
     "bf16": "bfloat16",
     "fp64": "float64",
+    "i8": "int8",
+    "i16": "int16",
     "i32": "int32",
     "i64": "int64",
 }

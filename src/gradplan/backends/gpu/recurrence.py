@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,17 +12,23 @@ from ...geometry import Dim, Nest, nest
 from ...kinds import ElementKind, ScanKind, TieRule
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
-from .program import EMPTY, TURNS, Program, Strides, down, integer, up
+from .program import EMPTY, HALVES, TURNS, Program, Strides, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
 
 _CLEARED = 1024
+_ALIGNED = 256
 _CHAINS = ("chained", "chained_many")
 
 
-def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
-    """The program for arrays with these strides."""
+def program(
+    desc: ScanBackwardDescriptor, strides: Strides, table: Table, *, marks: bool = True
+) -> Program:
+    """The program for arrays with these strides.
+
+    `marks`: cummax and cummin may read x in a launch of its own, which leaves a bit a place.
+    """
     shape, (axis,) = desc.shape_and_axes
     rank = len(shape)
     if 0 in shape:
@@ -35,6 +42,12 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         used.pop("y", None)
     elif from_y and ties is TieRule.FIRST:
         used.pop("x")  # y alone tells the winners
+        marks = False
+    # Halves are bound by instructions, not by what they read: of them y tells more.
+    marks = marks and ties is not None and not (from_y and desc.element in HALVES)
+    if marks:
+        from_y = False
+        used.pop("y", None)
     steps = [used.get(name, (0,) * rank) for name in sources]
     lead = 3
     along = nest(shape, (axis,), steps, lead, ordered=True)
@@ -51,7 +64,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     n, row_count = line.extent, across.size
     beside = across.dims[0]
     columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
-    recomputes = kind is not ScanKind.CUMSUM and not from_y
+    if marks and not {*modes} <= ({"c", "n"} if columns else {"t", "n"}):
+        return program(desc, strides, table, marks=False)
+    recomputes = kind is not ScanKind.CUMSUM and not from_y and not marks
     length = up(n)
     item = desc.element.size_bytes
     size = 2 if desc.element is ElementKind.F64 else 1
@@ -97,7 +112,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     if columns and not (resident or recomputes):  # no two threads share a row
         warps = max(1, r * item // 512)
     layout = "columns" if columns else "rows"
-    source = "" if kind is ScanKind.CUMSUM else "_from_y" if from_y else "_recomputed"
+    source = "_marked" if marks else "_from_y" if from_y else "_recomputed"
+    if kind is ScanKind.CUMSUM:
+        source = ""
 
     gates = ties is not None
     lines = not recomputes and {*modes} <= ({"c", "n"} if columns else {"t", "n"})
@@ -115,7 +132,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
                 break
         cut = tiles < table.scan_fill and ties is not None
         # Such tiles take more registers.
-        if not resident and (cut or n % (m * v) or beside.extent % r):
+        more = marks and item == 2
+        if not resident and (cut or more or n % (m * v) or beside.extent % r):
             m = max(2, m // 2)
         c = m * v
         warps = max(1, min(most, r * m // 32))
@@ -134,6 +152,57 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         lines = False
     along_tiles = -(-n // c)
     full = n % c == 0 and beside.extent % r == 0
+    base = 0  # bytes of words, before all else in the workspace
+    marking: list[Step] = []
+    if marks:
+        if not lines or (columns and not resident and tiles < table.scan_fill):
+            return program(desc, strides, table, marks=False)
+        word = max(1, v // 8)
+        words = Pointer(WORKSPACE, {1: "i8", 2: "i16", 4: "i32"}[word])
+        base = -(-word * row_count * -(-n // v) // _ALIGNED) * _ALIGNED
+        given = ("row_dims", "row_x", "axis_x", "n")
+        x_alone = (*given, "row_dims:0", "row_x:1")
+        marking = [
+            Step(
+                kernel="winners.mark_winners",
+                grid=tiles,
+                arguments=(
+                    ("x", dict(pointers)["x"]),
+                    ("words", words),
+                    ("told", None),
+                    *(pair for pair in arguments if pair[0] in given),
+                ),
+                constants=(
+                    *(("KIND", kind.value), ("TIES", constants[1][1]), ("PHASE", "whole")),
+                    *(("FLIP", flip), ("WIDE", wide), ("SIDE", columns)),
+                    *(("R", r), ("M", c // v), ("V", v), ("B", 1), ("LEVELS", 1), ("T", 1)),
+                    *(("W", warps), ("FULL", full)),
+                ),
+                warps=warps,
+                alignment=alignment,
+                aligned=tuple(name for name in aligned if name in x_alone),
+            )
+        ]
+        if not columns:  # in tiles of its own
+            tile, each = table.lines_of(ScanKind.CUMSUM, desc.element, length)
+            step = max(2 * v, min(length, tile))
+            together = min(up(beside.extent), max(1, tile // step)) if length <= tile else 1
+            whole = n % step == 0 and beside.extent % together == 0
+            count = -(-beside.extent // together) * (row_count // beside.extent)
+            marking = [
+                _changed(
+                    marking[0],
+                    max(1, tile // (32 * each)),
+                    grid=count,
+                    R=together,
+                    M=step // v,
+                    FULL=whole,
+                )
+            ]
+        absent = {"x": None, "y": words}
+        pointers = [(name, absent.get(name, value)) for name, value in pointers]
+        modes_now = {"X": "n", "Y": "b"}
+        constants = [(name, modes_now.get(name, value)) for name, value in constants]
     registers = 0
     if full and not wide and (columns or not resident):
         registers = table.number_of(table.registers, place, kind, desc.element)
@@ -205,7 +274,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             aligned=aligned,
         )
 
-    def program(
+    def made(
         steps: Sequence[Step],
         variant: str,
         why: str,
@@ -214,13 +283,13 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         **more: Any,
     ) -> Program:
         return Program(
-            steps=tuple(steps),
+            steps=(*marking, *steps),
             runner=None,
-            workspace_bytes=workspace,
+            workspace_bytes=base + workspace,
             reads={
                 "dy": again,
-                "x": (again + (recomputes and workspace > 0)) if "x" in used else 0,
-                "y": again,
+                "x": 1 if marks else (again + (recomputes and workspace > 0)) if "x" in used else 0,
+                "y": 0 if marks else again,
             },
             layout=layout,
             variant=variant + source,
@@ -229,7 +298,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         )
 
     if resident:
-        return program(
+        return made(
             [tile_step("resident", 1)],
             "resident",
             f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
@@ -248,12 +317,35 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     ):
         stretch, levels, lanes = _levels(parts, table.chain)
         full = n % tile == 0
-        words = 1 + 2 * tiles * sum(-(-parts // stretch**level) for level in range(levels))
-        told = ("told", Pointer(WORKSPACE, "i64"))
+        told_words = _told(tiles, parts, stretch, levels)
+        before = 0
+        mark_tile, mark_warps = table.part_of("chained", ScanKind.CUMSUM, desc.element)
+        mark_parts = -(-n // mark_tile) if mark_tile else 0
+        if marks and "y" in strides:
+            return program(desc, strides, table, marks=False)
+        if marks and not many and mark_parts > 1:
+            how = _levels(mark_parts, table.chain)
+            before = _told(tiles, mark_parts, *how[:2])
+            one = _changed(
+                marking[0],
+                mark_warps,
+                grid=tiles * mark_parts,
+                PHASE="chained",
+                R=1,
+                M=mark_tile // v,
+                **dict(zip(("B", "LEVELS", "T"), how, strict=True)),
+                FULL=n % mark_tile == 0,
+            )
+            own = ("told", Pointer(WORKSPACE, "i64", base))
+            marking = [
+                replace(one, arguments=tuple(own if p[0] == "told" else p for p in one.arguments))
+            ]
+        told = ("told", Pointer(WORKSPACE, "i64", base + 8 * before))
+        words_in_all = before + told_words
         clear = Step(
             kernel="chains.clear",
-            grid=-(-words // _CLEARED),
-            arguments=(told, ("count", Int(words))),
+            grid=-(-words_in_all // _CLEARED),
+            arguments=(("told", Pointer(WORKSPACE, "i64", base)), ("count", Int(words_in_all))),
             constants=(("B", _CLEARED),),
             warps=4,
         )
@@ -283,10 +375,11 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             aligned=aligned,
         )
         why = f"rows are cut into {parts} tiles, each read once, that wait for what arrives"
-        return program([clear, chain], "chained", why, 8 * words)
+        marking = [clear, *marking]
+        return made([chain], "chained", why, 8 * words_in_all)
     if tiles >= (table.scan_fill if lines else table.fill) and not recomputes:
         why = f"rows enough to fill the machine, each in tiles of {c} from its far end"
-        return program([tile_step("whole", along_tiles)], "tiled", why)
+        return made([tile_step("whole", along_tiles)], "tiled", why)
     steps_each = 1
     if lines:
         steps_each = max(table.side_chunk // c, 1)
@@ -295,7 +388,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         steps_each = max(table.scan_chunk // c, along_tiles * tiles // (8 * table.fill), 1)
     chunks = -(-along_tiles // steps_each)
     slots = tiles * chunks * r
-    carries = Pointer(WORKSPACE, "fp64")
+    carries = Pointer(WORKSPACE, "fp64", base)
     tiled = recomputes and tiles >= table.fill  # then there are no carries
     states = Pointer(WORKSPACE, "fp64", 0 if tiled else 16 * slots) if recomputes else None
     launches = []
@@ -356,7 +449,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         if tiled:
             launches.append(tile_step("whole", along_tiles, None, states))
             why = f"rows enough to fill the machine, each in tiles of {c}, after a look at x"
-            return program(launches, "tiled", why, 16 * slots)
+            return made(launches, "tiled", why, 16 * slots)
     launches.append(tile_step("partial", steps_each, carries, states))
     launches.append(
         Step(
@@ -375,7 +468,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         # What is read before it is read again is to stay in the cache.
         each = steps_each * c * r * item * sum(mode != "n" for mode in modes[:3])
         ahead = min(tiles * chunks, max(min(chunks, window), table.scan_lag // each))
-        return program(
+        return made(
             [tile_step("lagged", steps_each, carries, lead=ahead)],
             "lagged",
             f"{pieces}, read twice in one launch, the second time from the cache",
@@ -383,7 +476,21 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
             counters=1 + tiles * windows,
             apart=tuple(launches),
         )
-    return program(launches, "split", f"{pieces} that meet through carries", size, again=2)
+    return made(launches, "split", f"{pieces} that meet through carries", size, again=2)
+
+
+def _told(rows: int, tiles: int, stretch: int, levels: int) -> int:
+    """Words in which programs tell each other what they do: a turn, tiles and stretches; a whole
+    number of pointers' alignments."""
+    words = 1 + 2 * rows * sum(-(-tiles // int(stretch**level)) for level in range(levels))
+    return -(-8 * words // _ALIGNED) * _ALIGNED // 8
+
+
+def _changed(step: Step, warps: int, grid: int, **constants: Any) -> Step:
+    """The same launch in other tiles."""
+    new = {**constants, "W": warps}
+    pairs = tuple((name, new.get(name, value)) for name, value in step.constants)
+    return replace(step, grid=grid, warps=warps, constants=pairs)
 
 
 def _levels(tiles: int, stretch: int) -> tuple[int, int, int]:
@@ -426,4 +533,11 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
             # Rows taken together are padded to a power of two: at most twice as many.
             most = 2 * rows * -(-n // max(2, step))
             bound = max(bound, 8 * words * most)
+    if bound:
+        bound += 2 * _ALIGNED
+    if desc.spec.ties:  # a word a line
+        sides = (table.side, table.short_side, table.narrow_side)
+        lines = (one[2] for side in sides for entry in side for one in entry[1:])
+        least = min(max(1, 16 // desc.element.size_bytes), *lines)
+        bound += _ALIGNED + 2 * rows * -(-n // min(8, least))
     return bound

@@ -262,7 +262,7 @@ _SM_90 = Table(
         ("cumsum", (64, 8, 16, 4), (64, 16, 16, 4)),
         ("cumprod", (32, 16, 8, 4), (32, 8, 8, 4)),
         ("log_cumsum_exp", (32, 16, 8, 4), (32, 8, 8, 4)),
-        ("", (32, 16, 16, 4), (32, 16, 8, 8)),
+        ("", (32, 16, 16, 4), (32, 8, 8, 4)),
     ),
     short_side=(
         ("log_cumsum_exp", (32, 8, 8, 2), (64, 4, 16, 4)),
@@ -272,7 +272,7 @@ _SM_90 = Table(
         ("cumsum", (32, 32, 16, 8), (32, 16, 16, 4)),
         ("cumprod", (32, 16, 8, 4), (32, 8, 8, 4)),
         ("log_cumsum_exp", (32, 16, 8, 4), (32, 8, 8, 4)),
-        ("", (32, 16, 16, 4), (32, 16, 8, 8)),
+        ("", (32, 16, 16, 4), (32, 8, 16, 4)),
     ),
     ahead=(
         ("side", "cumsum", 0, 0),
@@ -294,7 +294,7 @@ _SM_90 = Table(
         ("cumsum", 4096, 32, 4096, 32),
         ("cumprod", 1024, 16, 1024, 8),
         ("log_cumsum_exp", 1024, 32, 1024, 16),
-        ("", 1024, 8, 1024, 8),
+        ("", 1024, 8, 1024, 16),
     ),
     short_lines=(("log_cumsum_exp", 512, 16, 256, 8),),
     thread_words=32,
@@ -312,8 +312,8 @@ _SM_90 = Table(
     paired=(ElementKind.F16, ElementKind.BF16),
     registers=(
         ("lines", "cumsum", 64, 0),
-        ("lines", "cummax", 80, 0),
-        ("lines", "cummin", 80, 0),
+        ("lines", "cummax", 80, 80),
+        ("lines", "cummin", 80, 80),
         ("lines", "log_cumsum_exp", 136, 128),
         ("side", "cumsum", 128, 0),
         ("side", "cumprod", 168, 0),

@@ -10,7 +10,17 @@ import triton.language as tl
 
 from ..launch import interpreted
 from .arithmetic import exp_of_difference
-from .line_memory import columns_of, edge_of, line_of, raw_line_of, row_base, store_lines
+from .line_memory import (
+    bit_of,
+    columns_of,
+    edge_of,
+    line_of,
+    masks_of,
+    raw_line_of,
+    row_base,
+    store_lines,
+    words_of,
+)
 from .line_scans import (
     chosen,
     even,
@@ -22,7 +32,7 @@ from .line_scans import (
     shifted,
     through,
 )
-from .recurrence import affine, beats, careful_logs, extremum, opened
+from .recurrence import affine, beats, careful_logs, extremum, larger, opened
 from .tiles import tile_row
 from .waiting import in_order
 
@@ -107,7 +117,7 @@ def scan_chain(
     out_base = row_base(outer, here, row_dims, row_out, False)
     if X != "n":
         x_base = row_base(outer, here, row_dims, row_x, False)
-    if Y != "n":
+    if Y != "n" and Y != "b":
         y_base = row_base(outer, here, row_dims, row_y, False)
     d_raw = raw_line_of(dy, dy_base, axis_dy, start, there, n, False, V, FULL, False)
     u_raw, v_raw, u_edge, v_edge = d_raw, d_raw, start, start
@@ -116,6 +126,8 @@ def scan_chain(
         v_raw = raw_line_of(y, y_base, axis_y, start, there, n, False, V, FULL, False)
         u_edge = edge_of(x, x_base, axis_x, after, there, n, TYPE, False)
         v_edge = edge_of(y, y_base, axis_y, before, there, n, TYPE, False)
+    elif Y == "b":
+        v_raw, v_edge = words_of(y, outer, here, row_dims, start, there, n, UP, False, V)
     elif MODE == "gate":
         v_raw = raw_line_of(y, y_base, axis_y, start, there, n, False, V, FULL, False)
         v_edge = edge_of(y, y_base, axis_y, after, there, n, TYPE, False)
@@ -151,7 +163,7 @@ def scan_chain(
     else:
         d, f, w = steps_of(
             d_raw, u_raw, v_raw, u_edge, v_edge, start, n,
-            KIND, MODE, TIES, ELEMENT, TYPE, UP, PAIRS, FULL, M, V,
+            KIND, MODE, "marked" if Y == "b" else TIES, ELEMENT, TYPE, UP, PAIRS, FULL, M, V,
         )  # fmt: skip
     s, a = prefixes(d, f, MODE, UP, V)
     leaving = s[0] if UP else s[V - 1]
@@ -239,9 +251,9 @@ def scan_chain(
         behind = tl.where(carried, through(MODE, p, b, inward + nothing), p)
         zero = nothing_of(arriving, place, tiles)
         d, f, w = steps_of(
-            later(d_raw, zero, ELEMENT), later(u_raw, zero, ELEMENT), later(v_raw, zero, ELEMENT),
-            u_edge, v_edge, start, n,
-            KIND, MODE, TIES, ELEMENT, TYPE, UP, PAIRS, FULL, M, V,
+            later(d_raw, zero, ELEMENT), later(u_raw, zero, ELEMENT),
+            later(v_raw, zero, "f32" if Y == "b" else ELEMENT), u_edge, v_edge, start, n,
+            KIND, MODE, "marked" if Y == "b" else TIES, ELEMENT, TYPE, UP, PAIRS, FULL, M, V,
         )  # fmt: skip
         if MODE == "affine":
             S = behind
@@ -305,18 +317,21 @@ def steps_of(
         c = shifted(columns_of(u_raw.to(TYPE), M, V), u_edge, UP, V)
         w = shifted(columns_of(v_raw.to(TYPE), M, V), v_edge, not UP, V)
     elif MODE == "gate":
-        if TIES == "first":
+        if TIES == "marked":
+            w = masks_of(v_raw, V)
+            after = bit_of(v_edge, 0 if UP else V - 1)
+        elif TIES == "first":
             v = columns_of(v_raw.to(TYPE), M, V)
             m = shifted(v, u_edge, not UP, V)
             w = ()
             for j in tl.static_range(0, V):
                 w = w + (mask(beats(TIES, extremum(KIND, v[j]), extremum(KIND, m[j]))),)
             nearer = v[V - 1] if UP else v[0]
-            wins_after = beats(TIES, extremum(KIND, v_edge), extremum(KIND, nearer))
+            after = mask(beats(TIES, extremum(KIND, v_edge), extremum(KIND, nearer)))
         else:
             w = columns_of(leads(u_raw, v_raw, ELEMENT, PAIRS), M, V)
-            wins_after = (u_edge == v_edge) | (u_edge != u_edge)
-        c = shifted(w, mask(wins_after), UP, V)
+            after = mask((u_edge == v_edge) | (u_edge != u_edge))
+        c = shifted(w, after, UP, V)
     f = d
     if MODE != "sum":
         f = ()
@@ -436,6 +451,8 @@ def arriving_at(
         before += end - begin
         begin = end * B
     each_a, each_s = hear(own + source, total, needed, KIND, max(1, T // (32 * W)))
+    if KIND == "extremum":
+        each_s = tl.where(needed, each_s, -_INFINITY)
     a, s = folded(each_a, each_s, KIND)
     return s
 
@@ -455,7 +472,7 @@ def stretches(tiles, LEVELS: tl.constexpr, B: tl.constexpr):
 def tell(target, total, a, s, KIND: tl.constexpr):
     """Store both, which no reader takes for what is not told yet."""
     store_told(target, s)
-    if KIND != "cumsum":
+    if KIND != "cumsum" and KIND != "extremum":
         store_told(target + total, a)
 
 
@@ -475,9 +492,9 @@ def hear(sources, total, needed, KIND: tl.constexpr, E: tl.constexpr):
     a = tl.full(sources.shape, 1.0, tl.float64)
     if _INTERPRETED:
         s = tl.load(sources, mask=needed, other=0)
-        if KIND != "cumsum":
+        if KIND != "cumsum" and KIND != "extremum":
             a = tl.load(sources + total, mask=needed, other=_ONE).to(tl.float64, bitcast=True)
-    elif KIND == "cumsum":
+    elif KIND == "cumsum" or KIND == "extremum":
         s = tl.inline_asm_elementwise(
             asking(E, 1),
             asked(E, 1),
@@ -528,6 +545,9 @@ def folded(a, s, KIND: tl.constexpr):
     """What stretches do one after the other, the first of them first."""
     if KIND == "cumsum":
         s = tl.sum(s, 0)
+        a = tl.full((), 1.0, tl.float64)
+    elif KIND == "extremum":
+        s = tl.reduce(s, 0, larger)
         a = tl.full((), 1.0, tl.float64)
     elif mode_of(KIND) == "gate":
         f, s = tl.associative_scan((a.to(tl.int32), s), 0, opened)

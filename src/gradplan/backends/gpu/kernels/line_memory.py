@@ -153,3 +153,46 @@ def store_lines(
             mask = row_mask[:, None] & (index < n)
             target = out + base[:, None] + index
             tl.store(target, value.to(element), mask=mask, eviction_policy=kept)
+
+
+@triton.jit
+def word_at(outer, rows, dims, start, n, SIDE: tl.constexpr, V: tl.constexpr):
+    """Where the word of each line is: lines of a row one after the other, or side by side."""
+    lines = tl.cdiv(n, V).to(tl.int64)
+    number = start // V
+    if SIDE:
+        return (outer * lines + number) * dims[0] + rows
+    else:
+        return (outer * dims[0] + rows) * lines + number
+
+
+@triton.jit
+def words_of(
+    words, outer, rows, dims, start, row_mask, n, UP: tl.constexpr, SIDE: tl.constexpr,
+    V: tl.constexpr,
+):  # fmt: skip
+    """The word of each line, and that of the line after it."""
+    word = tl.load(
+        words + word_at(outer, rows, dims, start, n, SIDE, V), mask=row_mask & (start < n), other=0
+    )
+    after = start + V if UP else start - V
+    beyond = tl.load(
+        words + word_at(outer, rows, dims, after, n, SIDE, V),
+        mask=row_mask & (after >= 0) & (after < n),
+        other=0,
+    )
+    return word.to(tl.int32), beyond.to(tl.int32)
+
+
+@triton.jit
+def bit_of(word, NUMBER: tl.constexpr):
+    """A bit as a mask: all bits or none."""
+    return (word << (31 - NUMBER)) >> 31
+
+
+@triton.jit
+def masks_of(word, V: tl.constexpr):
+    found = ()
+    for j in tl.static_range(0, V):
+        found = found + (bit_of(word, j),)
+    return found

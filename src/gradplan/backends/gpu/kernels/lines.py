@@ -11,13 +11,16 @@ import triton.language as tl
 
 from .arithmetic import exp_of_difference
 from .line_memory import (
+    bit_of,
     bring,
     edge_of,
     line_of,
+    masks_of,
     raw_line_of,
     row_base,
     store_lines,
     widened_line,
+    words_of,
 )
 from .line_scans import (
     behind_affine,
@@ -92,6 +95,8 @@ def scan_lines(
     PHASE "lagged": every chunk is read twice, by two programs of one launch, the second so shortly
     after the first that it finds the chunk in the cache. In between the last of `window` chunks
     joins their carries, and hands on what leaves them in `links`, behind the carries.
+
+    Y is "b" where y holds the words of `winners`.
 
     PAIRS: halves of cummax and cummin, which are compared two at a time.
     """
@@ -194,7 +199,7 @@ def lines_chunk(
     out_base = row_base(outer, rows, row_dims, row_out, SIDE)
     if X != "n":
         x_base = row_base(outer, rows, row_dims, row_x, SIDE)
-    if Y != "n":
+    if Y != "n" and Y != "b":
         y_base = row_base(outer, rows, row_dims, row_y, SIDE)
     lane = tl.arange(0, R)
     lane_mask = first + lane < row_dims[0]
@@ -242,7 +247,7 @@ def lines_chunk(
                 bring(
                     x, row_base(outer, first, row_dims, row_x, SIDE), axis_x, to_come, n, left, R, C
                 )
-            if Y != "n":
+            if Y != "n" and Y != "b":
                 bring(
                     y, row_base(outer, first, row_dims, row_y, SIDE), axis_y, to_come, n, left, R, C
                 )
@@ -291,6 +296,10 @@ def lines_chunk(
                 w = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
                 edge = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 w = shifted(w, edge, FLIP, V)
+        elif Y == "b":
+            word, beyond = words_of(y, outer, rows, row_dims, start, row_mask, n, UP, SIDE, V)
+            wins = masks_of(word, V)
+            c = shifted(wins, bit_of(beyond, 0 if UP else V - 1), UP, V)
         elif MODE == "gate":
             v = raw_line_of(y, y_base, axis_y, start, row_mask, n, SIDE, V, FULL, SPENT)
             y_after = edge_of(y, y_base, axis_y, after, row_mask, n, TYPE, SIDE)
