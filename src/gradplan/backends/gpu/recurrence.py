@@ -490,7 +490,8 @@ def _changed(step: Step, warps: int, grid: int, **constants: Any) -> Step:
     """The same launch in other tiles."""
     new = {**constants, "W": warps}
     pairs = tuple((name, new.get(name, value)) for name, value in step.constants)
-    return replace(step, grid=grid, warps=warps, constants=pairs)
+    registers = 0 if new["FULL"] else all_registers(warps)
+    return replace(step, grid=grid, warps=warps, constants=pairs, registers=registers)
 
 
 def _levels(tiles: int, stretch: int) -> tuple[int, int, int]:

@@ -312,8 +312,8 @@ _SM_90 = Table(
     paired=(ElementKind.F16, ElementKind.BF16),
     registers=(
         ("lines", "cumsum", 64, 0),
-        ("lines", "cummax", 80, 80),
-        ("lines", "cummin", 80, 80),
+        ("lines", "cummax", 80, 0),
+        ("lines", "cummin", 80, 0),
         ("lines", "log_cumsum_exp", 136, 128),
         ("side", "cumsum", 128, 0),
         ("side", "cumprod", 168, 0),
