@@ -138,7 +138,7 @@ def _only(table: Table, other: str) -> Table:
     if other == "chained":
         return replace(barred, scan_fill=_MOST)
     never = tuple((kind, 0, b, 0, d) for kind, _, b, _, d in table.chained)
-    barred = replace(barred, chained=never, chained_many=never)
+    barred = replace(barred, chained=never, chained_far=never, chained_many=never)
     if other in ("tiled", "split", "lagged"):
         fill = 1 if other == "tiled" else _MOST
         barred = replace(barred, scan_fill=fill)

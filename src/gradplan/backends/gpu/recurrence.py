@@ -19,7 +19,7 @@ __all__ = ["program", "workspace_bytes"]
 
 _CLEARED = 1024
 _ALIGNED = 256
-_CHAINS = ("chained", "chained_many")
+_CHAINS = ("chained", "chained_far", "chained_many")
 
 
 def program(
@@ -192,6 +192,7 @@ def program(
             marking = [
                 _changed(
                     marking[0],
+                    table,
                     max(1, tile // (32 * each)),
                     grid=count,
                     R=together,
@@ -306,6 +307,9 @@ def program(
     many = tiles >= table.scan_fill
     place = "chained_many" if many else "chained"
     tile, chain_warps = table.part_of(place, kind, desc.element)
+    if tile and not many and n > 2 * table.chain**2 * tile:
+        place = "chained_far"
+        tile, chain_warps = table.part_of(place, kind, desc.element)
     parts = -(-n // tile) if tile else 0
     if (
         lines
@@ -328,6 +332,7 @@ def program(
             before = _told(tiles, mark_parts, *how[:2])
             one = _changed(
                 marking[0],
+                table,
                 mark_warps,
                 grid=tiles * mark_parts,
                 PHASE="chained",
@@ -486,11 +491,12 @@ def _told(rows: int, tiles: int, stretch: int, levels: int) -> int:
     return -(-8 * words // _ALIGNED) * _ALIGNED // 8
 
 
-def _changed(step: Step, warps: int, grid: int, **constants: Any) -> Step:
+def _changed(step: Step, table: Table, warps: int, grid: int, **constants: Any) -> Step:
     """The same launch in other tiles."""
     new = {**constants, "W": warps}
     pairs = tuple((name, new.get(name, value)) for name, value in step.constants)
-    registers = 0 if new["FULL"] else all_registers(warps)
+    # Lest the assembler spill a few registers, where it is not known to have enough.
+    registers = 0 if new["FULL"] and table.registers else all_registers(warps)
     return replace(step, grid=grid, warps=warps, constants=pairs, registers=registers)
 
 

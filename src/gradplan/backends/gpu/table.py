@@ -94,6 +94,8 @@ class Table:
     chained: Lines
     """Long rows of a scan that lie one element after the other: the tile of a program that waits
     for what arrives (0: never), and its warps; half as many of f64."""
+    chained_far: Lines
+    """The same of rows so long that more than twice `chain` stretches are joined."""
     chained_many: Lines
     """The same where there are rows enough to fill the machine ..."""
     chained_from: int
@@ -254,6 +256,11 @@ _SM_90 = Table(
         ("log_cumsum_exp", 2048, 2, 2048, 4),
         ("", 4096, 4, 2048, 4),
     ),
+    chained_far=(
+        ("cumsum", 8192, 4, 8192, 8),
+        ("cumprod", 4096, 4, 2048, 4),
+        ("", 4096, 4, 4096, 8),
+    ),
     chained_many=(("cumprod", 2048, 4, 1024, 4), ("", 0, 4, 0, 4)),
     chained_from=16384,
     chain=16,
@@ -382,6 +389,7 @@ _INTERPRETER = Table(
     scan_lag=1024,
     lagged_scans=("cumsum", "cumprod", "cummax", "log_cumsum_exp"),
     chained=(("", 32, 1, 32, 1),),
+    chained_far=(("", 32, 1, 32, 1),),
     chained_many=(("cumprod", 32, 1, 32, 1), ("", 0, 1, 0, 1)),
     chained_from=64,
     chain=2,
