@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import InvalidProblem
 from ..geometry import c_strides
 from ..kinds import OpCategory
-from ..registry import Engine, KindSpec
+from ..registry import Engine, KindSpec, Need
 from ..terminal import parse_shape
 
 __all__ = [
@@ -51,6 +51,7 @@ class Reach(StrEnum):
 
     AXIS = "kinds that run along an axis"
     EVERY_ELEMENT = "kinds that run along an axis, and lerp"
+    RECOMPUTED = "scans that can do without a saved y"
     MAP = "kinds whose every element is computed alone"
     LERP = "lerp"
     EMBEDDING = "embedding"
@@ -62,6 +63,7 @@ class Reach(StrEnum):
         return {
             Reach.AXIS: not lerp and not embedding,
             Reach.EVERY_ELEMENT: not embedding,
+            Reach.RECOMPUTED: spec.engine is Engine.RECURRENCE and spec.y is Need.OPTIONAL,
             Reach.MAP: spec.engine is Engine.MAP,
             Reach.LERP: lerp,
             Reach.EMBEDDING: embedding,
@@ -107,6 +109,9 @@ CUDA = (
     Workload("transposed", (8192, 8192), layout="transposed", reach=Reach.EVERY_ELEMENT),
     Workload("sliced", (8192, 8192), layout="sliced", reach=Reach.EVERY_ELEMENT),
     Workload("permuted", (32, 16, 64, 32, 64), 4, layout="permuted", reach=Reach.EVERY_ELEMENT),
+    Workload("rows_no_y", (8192, 8192), reach=Reach.RECOMPUTED, without=("y",)),
+    Workload("columns_no_y", (8192, 8192), axis=0, reach=Reach.RECOMPUTED, without=("y",)),
+    Workload("long_no_y", (64, 1 << 20), reach=Reach.RECOMPUTED, without=("y",)),
     Workload("large_uniform", (128256, 4096, 32768), reach=Reach.EMBEDDING),
     Workload("large_zipf", (128256, 4096, 32768), draw=Draw.ZIPF, reach=Reach.EMBEDDING),
     Workload("small_zipf", (50304, 768, 262144), draw=Draw.ZIPF, reach=Reach.EMBEDDING),
