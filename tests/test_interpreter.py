@@ -165,7 +165,7 @@ def test_carries_are_joined_over_many_tiles(spec, element):
         desc = cases.describe(spec, element, (330,), (0,), reverse=reverse)
         case = Case(desc=desc, data=data[reverse], without=without, seed=330)
         program = program_of(cases.Problem(case))
-        if without:
+        if without and not spec.ties:
             joins = [step for step in program.steps if ".join" in step.kernel]
             assert joins
             for step in joins:
