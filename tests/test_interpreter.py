@@ -191,6 +191,34 @@ def test_roundings_do_not_add_up_along_a_row(axis):
         assert outcome.error < 20 * 2.0**-24
 
 
+@pytest.mark.parametrize("element", [ElementKind.F32, ElementKind.BF16], ids=str)
+def test_a_nan_that_arrives_does_not_reach_weights_of_zero(element):
+    """In log-cumsum-exp, from tiles behind: where x is −∞ the gradient is 0."""
+    desc = cases.describe(spec_of("log_cumsum_exp"), element, (1, 200), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    for place in (10, 100):
+        problem.poke("x", (0, place), -np.inf)
+    problem.poke("dy", (0, 190), np.nan)
+    assert bound(problem).sku.variant.startswith("chained")
+    settle(problem)
+    dx = problem.outputs()["dx"].astype(np.float64)[0]
+    assert dx[10] == 0.0
+    assert dx[100] == 0.0
+    assert np.isnan(dx[50])
+
+
+def test_a_limit_of_the_workspace_takes_the_bits_away():
+    desc = cases.describe(spec_of("cummax"), ElementKind.F32, (2, 4), (1,))
+    frugal = replace(TRITON, max_workspace_bytes=0)
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    plan = problem.plan("cpu", frugal)
+    assert plan.workspace_size == 0
+    assert problem.plan("cpu", TRITON).bind(problem.args()).sku.variant == "resident_marked"
+    assert plan.bind(problem.args()).sku.variant == "resident_recomputed"
+    plan.run(problem.args())
+    assert problem.outcome(plan.precision_guarantee.relative_error).ok
+
+
 def test_what_arrives_may_be_beyond_the_range_of_f32():
     """In log-cumsum-exp, S of two tiles together, scaled to one of them; the result is small."""
     desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (3, 128), (1,))

@@ -174,6 +174,22 @@ def test_threads_on_one_stream_do_not_share_a_workspace():
     assert not failures, failures
 
 
+@pytest.mark.parametrize("name", ["cumsum", "log_softmax"])
+def test_compiled_into_graphs_of_torchs_own(name):
+    """`reduce-overhead` keeps account of all memory in its pool."""
+    torch._dynamo.reset()
+    shape = (1, 1 << 20) if name == "cumsum" else (8192, 256)
+    x = on_gpu(*shape)
+    function, dim = getattr(gt, name), shape.index(max(shape))
+    compiled = torch.compile(lambda x: function(x * 1, dim) * 2, mode="reduce-overhead")
+    expected = torch.autograd.grad((function(x, dim) * 2).square().sum(), x)[0]
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        (got,) = torch.autograd.grad(compiled(x).square().sum(), x)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-2)
+        del got
+
+
 def test_a_captured_workspace_is_the_graphs_own():
     x = on_gpu(8192, 256)
     dy = torch.randn(8192, 256, device="cuda")

@@ -146,6 +146,9 @@ class Plan:
         self._workspace_size = self._backend.workspace_bound(descriptor)
         limit = preference.max_workspace_bytes
         if limit is not None and self._workspace_size > limit:
+            self._backend = self._backend.frugal()
+            self._workspace_size = self._backend.workspace_bound(descriptor)
+        if limit is not None and self._workspace_size > limit:
             raise Unsupported(
                 f"{self._me}: {descriptor.op} of this shape may need {self._workspace_size} bytes "
                 f"of workspace, above max_workspace_bytes={limit}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ..errors import Unsupported
@@ -58,6 +59,7 @@ class Backend(Protocol):
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee: ...
     def workspace_bound(self, desc: Any) -> int: ...
+    def frugal(self) -> Backend: ...
     def prepare(
         self,
         desc: Any,
@@ -83,6 +85,9 @@ class _NumbaBackend:
         from .cpu.programs import workspace_bound
 
         return workspace_bound(desc)
+
+    def frugal(self) -> Backend:
+        return self
 
     def prepare(
         self,
@@ -114,6 +119,9 @@ class _ReferenceBackend:
     def workspace_bound(self, desc: Any) -> int:
         return 0
 
+    def frugal(self) -> Backend:
+        return self
+
     def prepare(
         self,
         desc: Any,
@@ -137,12 +145,28 @@ class _TritonBackend:
     kind = BackendKind.TRITON
 
     def __init__(
-        self, arch: str, device: int | None, processors: int | None, here: bool = True
+        self,
+        arch: str,
+        device: int | None,
+        processors: int | None,
+        here: bool = True,
+        marks: bool = True,
     ) -> None:
         self.arch = arch
         self.device = device
         self._processors = processors
+        self._marks = marks
         self.here = here
+
+    def frugal(self) -> Backend:
+        """The same with programs that take less workspace, where they have the choice."""
+        return _TritonBackend(self.arch, self.device, self._processors, self.here, marks=False)
+
+    def _table(self) -> Any:
+        from .gpu.table import table_of
+
+        table = table_of(self.arch, self._processors)
+        return table if self._marks else replace(table, marks=False)
 
     def guarantee(self, desc: Any) -> PrecisionGuarantee:
         from .gpu.precision import guarantee
@@ -152,7 +176,7 @@ class _TritonBackend:
     def workspace_bound(self, desc: Any) -> int:
         from .gpu.programs import workspace_bound
 
-        return workspace_bound(desc, self.arch, self._processors)
+        return workspace_bound(desc, self._table())
 
     def prepare(
         self,
@@ -160,18 +184,15 @@ class _TritonBackend:
         strides: Mapping[str, tuple[int, ...]],
         index_shape: Sequence[int] | None = None,
     ) -> Program:
-        from .gpu.programs import choose, prepare
-        from .gpu.table import table_of
+        from .gpu.programs import choose, ready
 
-        if not self.here:
-            return choose(desc, strides, table_of(self.arch, self._processors), index_shape)
-        return prepare(desc, strides, self.arch, self.device, index_shape, self._processors)
+        made = choose(desc, strides, self._table(), index_shape)
+        return ready(made, self.device) if self.here else made
 
     def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
         from .gpu.choices import others
-        from .gpu.table import table_of
 
-        return others(desc, strides, table_of(self.arch, self._processors))
+        return others(desc, strides, self._table())
 
 
 _NUMBA, _REFERENCE = _NumbaBackend(), _ReferenceBackend()

@@ -330,6 +330,7 @@ FIELDS: dict[str, Ask | str] = {
     "clear_columns": _on(_LARGE, _SMALL),
     "join": _on(_LONG_ROWS, _COLUMNS),
     "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
+    "marks": "what a limit of the workspace takes away",
     "paired": "what the architecture has",
     "registers": _by_place((0, 64, 80, 96, 128, 168)),
     "roomy": _on(_probes("cumprod", (8192, 8192)), values=_either),

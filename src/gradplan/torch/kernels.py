@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..again import Slots
-from ..backends.gpu.streams import allocate
+from ..backends.gpu.streams import PER_THREAD, allocate, capturing
 from ..plans import Plan
 from ..views import View, view
 
@@ -71,8 +71,12 @@ def launch(
     names: tuple[str, ...],
     tensors: tuple[Tensor | None, ...],
     params: tuple[Any, ...],
+    keep: bool = True,
 ) -> None:
     """Run a gradient; outputs are among the tensors, and nothing else names them yet.
+
+    `keep`: whether a workspace may stay with the stream. Below `torch.compile` it may not, which
+    lets go of all that a graph is not told of.
 
     `key` tells everything that decides the program: shapes, strides, types, the device.
     """
@@ -96,18 +100,20 @@ def launch(
     needed = program.workspace_bytes
     if not needed:
         program.run(views, 0, stream)
-    elif device is None or needed > _KEPT or torch._C._cuda_isCurrentStreamCapturing():
+    elif not keep or device is None or needed > _KEPT or stream == PER_THREAD or capturing(stream):
         # Freed on return, and handed out again to this stream alone.
         address, _memory = recipe.plan._workspace(needed, None, views, stream)
         program.run(views, address, stream)
     else:
-        kept = _kept.setdefault((device, stream), [])
+        kept = _kept.get((device, stream))
         memory = kept.pop() if kept else None
         if memory is None or memory.numel() < needed:
             memory = allocate(1 << (needed - 1).bit_length(), device, stream)
         program.run(views, memory.data_ptr(), stream)
-        if not kept and len(_kept) <= _STREAMS:
-            kept.append(memory)
+        if kept is not None:
+            kept[:] = [memory]
+        elif sum(one == device for one, _ in _kept) < _STREAMS:
+            _kept[device, stream] = [memory]
     recipe.slots.give(taken)
 
 

@@ -113,15 +113,16 @@ class Operator:
         """The result, and its batch dimensions, for tensors whose dimension 0 is the batch."""
         raise NotImplementedError
 
-    def run(self, *args: Any) -> Any:
-        """The gradient of plain tensors that belong together, by the kernels."""
+    def run(self, *args: Any, keep: bool = True) -> Any:
+        """The gradient of plain tensors that belong together, by the kernels; `keep` as in
+        `kernels.launch`."""
         made = self.outputs(*args)
         tensors = args[: self.count]
         params = self.params(args)
         strides = [None if t is None else t.stride() for t in tensors]
         # The strides of the output follow from those of the inputs.
         key = (self, params, args[0].shape, made.shape, *strides, made.dtype, made.get_device())
-        launch(key, self, self.names, (*tensors, made), params)
+        launch(key, self, self.names, (*tensors, made), params, keep)
         return made
 
     def checked(self, *args: Any) -> Any:
@@ -136,7 +137,7 @@ class Operator:
             if len(self._met) >= _MEMORY:
                 self._met.clear()
             self._met.add(facts)
-        return self.run(*args)
+        return self.run(*args, keep=False)
 
     def check(self, *args: Any) -> None:
         """Raise what is wrong with the arguments."""
@@ -310,14 +311,14 @@ class _Lerp(Operator):
         dy, _, *asked = args
         return tuple(torch.empty_like(dy) if one else dy.new_empty(0) for one in asked)
 
-    def run(self, *args: Any) -> Any:
+    def run(self, *args: Any, keep: bool = True) -> Any:
         dy, weight, *asked = args
         made = self.outputs(*args)
         if not any(asked):
             return made
         wanted = [out if one else None for out, one in zip(made, asked, strict=True)]
         key = (self, *args[1:], dy.shape, dy.stride(), dy.dtype, dy.get_device())
-        launch(key, self, ("dy", "da", "db"), (dy, *wanted), (weight,))
+        launch(key, self, ("dy", "da", "db"), (dy, *wanted), (weight,), keep)
         return made
 
     def check(self, *args: Any) -> None:

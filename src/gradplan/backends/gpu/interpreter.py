@@ -4,7 +4,8 @@ As it comes, its scans and reductions call the combine function element by eleme
 bfloat16 truncates, and other casts and matrix products take the bits of a bfloat16 for a number.
 All are replaced: scans double their reach and reductions halve their length at each step, combining
 neighbouring stretches in a tree as the hardware does; bfloat16 rounds to nearest, ties to even, and
-otherwise goes through f32; the language is patched once a launch, not at every call.
+otherwise goes through f32; a maximum drops a NaN as the hardware's does; the language is patched
+once a launch, not at every call.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ def install() -> None:
         return multiply(self, a, b, *more)
 
     builder.cast_impl, builder.create_dot = cast_through_f32, multiply_f32
+    # Without `propagate_nan` a maximum drops a NaN.
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     patch = interpreter._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:

@@ -15,7 +15,7 @@ from .launch import Interpreter, Launcher
 from .program import Program, Strides
 from .table import Table, table_of
 
-__all__ = ["choose", "prepare", "workspace_bound"]
+__all__ = ["choose", "prepare", "ready", "workspace_bound"]
 
 
 def prepare(
@@ -27,7 +27,11 @@ def prepare(
     processors: int | None = None,
 ) -> Program:
     """The program for arrays with these strides; without a device, for the interpreter."""
-    made = choose(desc, strides, table_of(arch, processors), index_shape)
+    return ready(choose(desc, strides, table_of(arch, processors), index_shape), device)
+
+
+def ready(made: Program, device: int | None) -> Program:
+    """The same, to be run on a device, or in the interpreter."""
     if not made.steps:
         return made
     if device is None:
@@ -48,9 +52,8 @@ def choose(
     return segments.program(desc, strides, index_shape or (desc.num_indices,), table)
 
 
-def workspace_bound(desc: Any, arch: str, processors: int | None = None) -> int:
+def workspace_bound(desc: Any, table: Table) -> int:
     """The most workspace that any layout of the problem needs, in bytes."""
-    table = table_of(arch, processors)
     if desc.spec.engine is Engine.SEGMENT_SUM:
         return segments.workspace_bytes(desc, table)
     shape, _ = desc.shape_and_axes

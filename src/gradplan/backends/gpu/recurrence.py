@@ -44,7 +44,7 @@ def program(
         used.pop("x")  # y alone tells the winners
         marks = False
     # Halves are bound by instructions, not by what they read: of them y tells more.
-    marks = marks and ties is not None and not (from_y and desc.element in HALVES)
+    marks = marks and table.marks and ties is not None and not (from_y and desc.element in HALVES)
     if marks:
         from_y = False
         used.pop("y", None)
@@ -542,7 +542,7 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
             bound = max(bound, 8 * words * most)
     if bound:
         bound += 2 * _ALIGNED
-    if desc.spec.ties:  # a word a line
+    if desc.spec.ties and table.marks:  # a word a line
         sides = (table.side, table.short_side, table.narrow_side)
         lines = (one[2] for side in sides for entry in side for one in entry[1:])
         least = min(max(1, 16 // desc.element.size_bytes), *lines)

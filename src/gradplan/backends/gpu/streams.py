@@ -16,8 +16,10 @@ from typing import Any
 from ...errors import InvalidProblem, KernelFailure
 
 __all__ = [
+    "PER_THREAD",
     "Streams",
     "allocate",
+    "capturing",
     "own_counters",
     "stream_counters",
     "streams_of",
@@ -147,7 +149,7 @@ def _counters_on(device: int, stream: int, count: int) -> Any:
     return made
 
 
-_PER_THREAD = 2  # CU_STREAM_PER_THREAD
+PER_THREAD = 2  # CU_STREAM_PER_THREAD
 _STREAMS = 32  # of a device have counters of their own
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.
 _counters: dict[tuple[int, int], list[Any]] = {}
@@ -160,7 +162,7 @@ def stream_counters(device: int, stream: int, count: int) -> int:
     A stream that is being captured has none: its graph may run beside this stream. Nor has the
     handle that names another stream in each thread.
     """
-    if stream == _PER_THREAD or capturing(stream):
+    if stream == PER_THREAD or capturing(stream):
         return 0
     key = (device, stream)
     found = _counters.get(key)

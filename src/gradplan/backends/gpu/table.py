@@ -147,6 +147,8 @@ class Table:
     join: int
     """Carries joined at a time, of up to `join_lanes` rows."""
     join_lanes: int
+    marks: bool = True
+    """Whether cummax and cummin may leave a bit a place in the workspace."""
     paired: tuple[ElementKind, ...] = ()
     """Halves that the architecture compares two at a time."""
     roomy: bool = False

@@ -214,7 +214,8 @@ def scan_chain(
                 # An S that overflows on the way shows here; where x is −∞ the weight is 0.
                 largest = tl.maximum(largest, tl.abs(S))
                 results = results + (exp_of_difference(u[j], ref, ELEMENT, -POWER) * S,)
-            if tl.max(largest, 0) < _INFINITY:
+            # A NaN is no largest: it shows in what arrives, or before in what leaves.
+            if (tl.max(largest, 0) < _INFINITY) & (tl.abs(inward) < _INFINITY):
                 store_lines(
                     out, out_base, axis_out, start, there, n, results, False, M, V, FULL, False
                 )
