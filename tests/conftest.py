@@ -85,9 +85,9 @@ def ran(monkeypatch):
     count = Counter()
     for kind, operator in OPERATORS.items():
 
-        def run(*args, kind=kind, run=operator.run):
+        def run(*args, kind=kind, run=operator.run, **more):
             count[kind.value] += 1
-            return run(*args)
+            return run(*args, **more)
 
         monkeypatch.setattr(operator, "run", run)
     return count

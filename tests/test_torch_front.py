@@ -191,9 +191,9 @@ def test_gradients_are_read_where_they_lie(name, ran, monkeypatch):
     seen = []
     for operator in OPERATORS.values():
 
-        def run(*args, run=operator.run):
+        def run(*args, run=operator.run, **more):
             seen.append((args[0].data_ptr(), args[0].stride()))
-            return run(*args)
+            return run(*args, **more)
 
         monkeypatch.setattr(operator, "run", run)
     for dy in layouts:
@@ -216,7 +216,9 @@ def test_only_the_gradients_asked_for(monkeypatch):
     asked = []
     operator = OPERATORS["lerp"]
     run = operator.run
-    monkeypatch.setattr(operator, "run", lambda *args: asked.append(args[2:]) or run(*args))
+    monkeypatch.setattr(
+        operator, "run", lambda *args, **more: asked.append(args[2:]) or run(*args, **more)
+    )
     a, b = sample(3), sample(3, seed=1)
     gt.lerp(a, b, 0.25).sum().backward()
     gt.lerp(a.detach(), b, 0.25).sum().backward()

@@ -162,14 +162,14 @@ def test_values_are_checked_timed_and_compared(asked, tmp_path, capsys):
 @interpreted
 def test_a_value_that_fails_is_told_and_skipped(asked, monkeypatch, tmp_path, capsys):
     table = table_of("interpreter")
-    real = programs.prepare
+    real = programs.ready
 
-    def failing(desc, strides, arch, device, *more):
-        if device is None and table_of(arch).scan_step == 2 * table.scan_step:
+    def failing(made, device):
+        if device is None and table_of("interpreter").scan_step == 2 * table.scan_step:
             raise gp.KernelFailure(-1, "out of resource: shared memory")
-        return real(desc, strides, arch, device, *more)
+        return real(made, device)
 
-    monkeypatch.setattr(programs, "prepare", failing)
+    monkeypatch.setattr(programs, "ready", failing)
     path = tmp_path / "t.json"
     assert run("--fields", "scan_step", path=path) == 0
     (step,) = json.loads(path.read_text())["questions"]
