@@ -591,6 +591,18 @@ def test_so_many_streams_have_counters_and_others_read_twice(monkeypatch):
     assert set(streams._counters) == {(0, one.cuda_stream) for one in some_streams[:8]}
 
 
+def test_a_stream_gets_no_counters_where_nothing_may_last(monkeypatch):
+    """As below `torch.compile`: what it has is used, and nothing is allocated."""
+    monkeypatch.setattr(streams, "capturing", lambda stream: False)
+    monkeypatch.setattr(streams, "_counters", {})
+    monkeypatch.setattr(streams, "_counters_on", lambda *_: pytest.fail("allocated"))
+    assert streams.stream_counters(0, 7, 100, make=False) == 0
+    assert not streams._counters
+    streams._counters[0, 7] = [torch.zeros(4096, dtype=torch.uint8)]
+    assert streams.stream_counters(0, 7, 100, make=False) == streams._counters[0, 7][0].data_ptr()
+    assert streams.stream_counters(0, 7, 2000, make=False) == 0
+
+
 @gpu
 def test_no_memory_for_counters_is_a_kernel_failure(no_more_memory):
     """On a stream that torch's allocator has nothing for."""

@@ -75,8 +75,8 @@ def launch(
 ) -> None:
     """Run a gradient; outputs are among the tensors, and nothing else names them yet.
 
-    `keep`: whether a workspace may stay with the stream. Below `torch.compile` it may not, which
-    lets go of all that a graph is not told of.
+    `keep`: whether memory may stay with the stream. Below `torch.compile` it may not: its graphs
+    keep account of all that lies in their pool.
 
     `key` tells everything that decides the program: shapes, strides, types, the device.
     """
@@ -98,9 +98,12 @@ def launch(
     program, device = recipe.program, recipe.device
     stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device)
     needed = program.workspace_bytes
-    if not needed:
+    if device is not None and not keep:
+        address, _memory = recipe.plan._workspace(needed, None, views, stream)
+        program.run(views, address, stream, lasting=False)
+    elif not needed:
         program.run(views, 0, stream)
-    elif not keep or device is None or needed > _KEPT or stream == PER_THREAD or capturing(stream):
+    elif device is None or needed > _KEPT or stream == PER_THREAD or capturing(stream):
         # Freed on return, and handed out again to this stream alone.
         address, _memory = recipe.plan._workspace(needed, None, views, stream)
         program.run(views, address, stream)

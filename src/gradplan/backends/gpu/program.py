@@ -68,15 +68,17 @@ class Program:
             bound.point(COUNTERS, bound.owned.data_ptr())
         return bound
 
-    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
-        """Launch once."""
+    def run(
+        self, views: Mapping[str, View], workspace: int, stream: int, lasting: bool = True
+    ) -> None:
+        """Launch once; unless `lasting`, nothing is allocated that stays."""
         if self.runner is None:
             return
         if self.apart_runner is None:
             self.runner.run(views, workspace, stream)
             return
         assert isinstance(self.runner, Launcher)
-        found = stream_counters(self.runner.device, stream, self.counters)
+        found = stream_counters(self.runner.device, stream, self.counters, lasting)
         if found:
             self.runner.run(views, workspace, stream, found)
             self.apart_runner.load_like(self.runner)

@@ -156,8 +156,9 @@ _counters: dict[tuple[int, int], list[Any]] = {}
 _making = threading.Lock()
 
 
-def stream_counters(device: int, stream: int, count: int) -> int:
-    """The address of a stream's counters, all 0 between launches; 0 where it has none.
+def stream_counters(device: int, stream: int, count: int, make: bool = True) -> int:
+    """The address of a stream's counters, all 0 between launches; 0 where it has none, and is not
+    to have any (`make`).
 
     A stream that is being captured has none: its graph may run beside this stream. Nor has the
     handle that names another stream in each thread.
@@ -167,6 +168,8 @@ def stream_counters(device: int, stream: int, count: int) -> int:
     key = (device, stream)
     found = _counters.get(key)
     if found is None or found[-1].numel() < 4 * count:
+        if not make:
+            return 0
         with _making:
             found = _counters.get(key)  # another thread may have made them meanwhile
             if found is None and sum(one == device for one, _ in _counters) >= _STREAMS:
