@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ...descriptors import ScanBackwardDescriptor
 from ...geometry import Dim, Nest, nest
 from ...kinds import ElementKind, ScanKind, TieRule
+from .chained import ALIGNED, PLACES, changed, cut_of
+from .chained import steps as chained_steps
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
 from .program import EMPTY, HALVES, TURNS, Program, Strides, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
-
-_CLEARED = 1024
-_ALIGNED = 256
-_CHAINS = ("chained", "chained_far", "chained_many")
 
 
 def program(
@@ -159,7 +156,7 @@ def program(
             return program(desc, strides, table, marks=False)
         word = max(1, v // 8)
         words = Pointer(WORKSPACE, {1: "i8", 2: "i16", 4: "i32"}[word])
-        base = -(-word * row_count * -(-n // v) // _ALIGNED) * _ALIGNED
+        base = -(-word * row_count * -(-n // v) // ALIGNED) * ALIGNED
         given = ("row_dims", "row_x", "axis_x", "n")
         x_alone = (*given, "row_dims:0", "row_x:1")
         marking = [
@@ -190,7 +187,7 @@ def program(
             whole = n % step == 0 and beside.extent % together == 0
             count = -(-beside.extent // together) * (row_count // beside.extent)
             marking = [
-                _changed(
+                changed(
                     marking[0],
                     table,
                     max(1, tile // (32 * each)),
@@ -304,84 +301,30 @@ def program(
             "resident",
             f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
-    many = tiles >= table.scan_fill
-    place = "chained_many" if many else "chained"
-    tile, chain_warps = table.part_of(place, kind, desc.element)
-    if tile and not many and n > 2 * table.chain**2 * tile:
-        place = "chained_far"
-        tile, chain_warps = table.part_of(place, kind, desc.element)
-    parts = -(-n // tile) if tile else 0
-    if (
-        lines
-        and not columns
-        and parts > 1
-        and tiles * parts < TURNS
-        and _levels(parts, table.chain)[0]
-        and (not many or n >= table.chained_from)
-    ):
-        stretch, levels, lanes = _levels(parts, table.chain)
-        full = n % tile == 0
-        told_words = _told(tiles, parts, stretch, levels)
-        before = 0
-        mark_tile, mark_warps = table.part_of("chained", ScanKind.CUMSUM, desc.element)
-        mark_parts = -(-n // mark_tile) if mark_tile else 0
+    cut_up = cut_of(kind, desc.element, n, tiles, table) if lines and not columns else None
+    if cut_up is not None:
         if marks and "y" in strides:
             return program(desc, strides, table, marks=False)
-        if marks and not many and mark_parts > 1:
-            how = _levels(mark_parts, table.chain)
-            before = _told(tiles, mark_parts, *how[:2])
-            one = _changed(
-                marking[0],
-                table,
-                mark_warps,
-                grid=tiles * mark_parts,
-                PHASE="chained",
-                R=1,
-                M=mark_tile // v,
-                **dict(zip(("B", "LEVELS", "T"), how, strict=True)),
-                FULL=n % mark_tile == 0,
-            )
-            own = ("told", Pointer(WORKSPACE, "i64", base))
-            marking = [
-                replace(one, arguments=tuple(own if p[0] == "told" else p for p in one.arguments))
-            ]
-        told = ("told", Pointer(WORKSPACE, "i64", base + 8 * before))
-        words_in_all = before + told_words
-        clear = Step(
-            kernel="chains.clear",
-            grid=-(-words_in_all // _CLEARED),
-            arguments=(("told", Pointer(WORKSPACE, "i64", base)), ("count", Int(words_in_all))),
-            constants=(("B", _CLEARED),),
-            warps=4,
-        )
-        # The registers were found for few lanes; lest the assembler spill some where it has more.
-        spare = not full or table.roomy or kind is ScanKind.LOG_CUMSUM_EXP
-        cap = table.number_of(table.registers, place, kind, desc.element)
         chain = Step(
             kernel="chains.scan_chain",
-            grid=tiles * parts,
-            arguments=(*pointers, told, *arguments),
+            grid=0,
+            arguments=(*pointers, ("told", None), *arguments),
             constants=(
                 *(pair for pair in constants if pair[0] not in ("DY", "OUT")),
-                ("FLIP", flip),
-                ("WIDE", wide),
-                ("M", tile // v),
-                ("V", v),
-                ("B", stretch),
-                ("LEVELS", levels),
-                ("T", lanes),
-                ("W", chain_warps),
+                *(("FLIP", flip), ("WIDE", wide), ("M", 0), ("V", v), ("B", 0), ("LEVELS", 0)),
+                *(("T", 0), ("W", 0)),
                 ("PAIRS", ties is TieRule.LAST and desc.element in table.paired),
-                ("FULL", full),
+                ("FULL", False),
             ),
-            warps=chain_warps,
-            registers=cap if full and lanes <= 64 else all_registers(chain_warps) if spare else 0,
+            warps=0,
             alignment=alignment,
             aligned=aligned,
         )
-        why = f"rows are cut into {parts} tiles, each read once, that wait for what arrives"
-        marking = [clear, *marking]
-        return made([chain], "chained", why, 8 * words_in_all)
+        mark = marking[0] if marks else None
+        launched, told = chained_steps(cut_up, chain, mark, table, n=n, rows=tiles, base=base)
+        marking = launched[:-1]
+        why = f"rows are cut into {cut_up.parts} tiles, each read once, that wait for what arrives"
+        return made(launched[-1:], "chained", why, told)
     if tiles >= (table.scan_fill if lines else table.fill) and not recomputes:
         why = f"rows enough to fill the machine, each in tiles of {c} from its far end"
         return made([tile_step("whole", along_tiles)], "tiled", why)
@@ -484,34 +427,6 @@ def program(
     return made(launches, "split", f"{pieces} that meet through carries", size, again=2)
 
 
-def _told(rows: int, tiles: int, stretch: int, levels: int) -> int:
-    """Words in which programs tell each other what they do: a turn, tiles and stretches; a whole
-    number of pointers' alignments."""
-    words = 1 + 2 * rows * sum(-(-tiles // int(stretch**level)) for level in range(levels))
-    return -(-8 * words // _ALIGNED) * _ALIGNED // 8
-
-
-def _changed(step: Step, table: Table, warps: int, grid: int, **constants: Any) -> Step:
-    """The same launch in other tiles."""
-    new = {**constants, "W": warps}
-    pairs = tuple((name, new.get(name, value)) for name, value in step.constants)
-    # Lest the assembler spill a few registers, where it is not known to have enough.
-    registers = 0 if new["FULL"] and table.registers else all_registers(warps)
-    return replace(step, grid=grid, warps=warps, constants=pairs, registers=registers)
-
-
-def _levels(tiles: int, stretch: int) -> tuple[int, int, int]:
-    """How many tiles make a stretch, in how many levels, and how many are joined at a time; all 0
-    where there are too many. Three ways, lest every length have a kernel of its own."""
-    fewer = max(2, stretch // 2)
-    ways = ((stretch, 2, 4 * stretch), (fewer, 5, 16 * fewer), (fewer, 7, 16 * fewer))
-    for size, levels, lanes in ways:
-        longest = lanes - 2 * size * (levels - 1)
-        if tiles <= longest * size ** (levels - 1):
-            return size, levels, lanes
-    return 0, 0, 0
-
-
 def _scan_warps(words: int, table: Table) -> int:
     return max(1, min(16, down(words // (32 * table.scan_words))))
 
@@ -524,7 +439,7 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     words = 4  # carries, and states or what windows hand on
     bound = 0
     tile, _ = table.lines_of(desc.kind, desc.element)
-    chained = [table.part_of(place, desc.kind, desc.element)[0] for place in _CHAINS]
+    chained = [table.part_of(place, desc.kind, desc.element)[0] for place in PLACES]
     # What is not read in runs is taken in smaller steps.
     small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
     columns = table.scan_chunk
@@ -541,10 +456,10 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
             most = 2 * rows * -(-n // max(2, step))
             bound = max(bound, 8 * words * most)
     if bound:
-        bound += 2 * _ALIGNED
+        bound += 2 * ALIGNED
     if desc.spec.ties and table.marks:  # a word a line
         sides = (table.side, table.short_side, table.narrow_side)
         lines = (one[2] for side in sides for entry in side for one in entry[1:])
         least = min(max(1, 16 // desc.element.size_bytes), *lines)
-        bound += _ALIGNED + 2 * rows * -(-n // min(8, least))
+        bound += ALIGNED + 2 * rows * -(-n // min(8, least))
     return bound
