@@ -189,6 +189,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", [((8192, 8192), 0)]),
     "chained": ("cummax", [((64, 1 << 20), 1)]),
+    "chained_far": ("cummax", [((1, 1 << 27), 1)]),
     "lagged_rows": ("std", [((64, 1 << 20), 1)]),
     "lagged_columns": ("std", [((8192, 8192), 0)]),
     "cluster_rows": ("std", _cluster_rows),

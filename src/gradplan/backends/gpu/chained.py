@@ -101,9 +101,8 @@ def steps(
         first = [mark]
     chain = _told_at(_cut(chain, table, cut, rows, v, n), base + 8 * words)
     full = n % cut.tile == 0
-    # The registers were found for few lanes.
     registers = all_registers(cut.warps) if spare or not full else 0
-    if full and cut.lanes <= 64:
+    if full and cut.registers:
         registers = cut.registers
     words += cut.words(rows)
     clear = Step(

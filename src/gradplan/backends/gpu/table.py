@@ -334,6 +334,7 @@ _SM_90 = Table(
         ("narrow_side", "cummin", 255, 168),
         ("chained", "cumprod", 128, 128),
         ("chained", "log_cumsum_exp", 128, 96),
+        ("chained_far", "log_cumsum_exp", 168, 0),
         ("chained", "cummax", 96, 96),
         ("chained", "cummin", 96, 96),
         ("lagged_rows", "softmax", 80, 0),
