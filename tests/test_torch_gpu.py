@@ -32,6 +32,20 @@ def on_gpu(*shape, dtype=torch.float32, seed=0):
     return sample(*shape, seed=seed).detach().to("cuda", dtype).requires_grad_()
 
 
+def in_a_graph(step):
+    """A graph of a step, after some on another stream, and what the step gives in it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    return graph, captured
+
+
 @pytest.mark.parametrize("key", COVERED, ids="-".join)
 def test_samples_of_torch(key, complete):
     op, (ours, _) = op_db()[key], COVERED[key]
@@ -197,15 +211,7 @@ def test_a_captured_workspace_is_the_graphs_own():
     def step():
         return torch.autograd.grad(gt.log_softmax(x, 0), x, dy)[0]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = in_a_graph(step)
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
     for _ in range(3):
@@ -245,15 +251,7 @@ def test_captured_in_a_graph():
         y = gt.cumprod(gt.softmax(x, 1), 1)
         return torch.autograd.grad(y, x, dy)[0]
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = in_a_graph(step)
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
         dy.copy_(torch.randn_like(dy))

@@ -24,15 +24,18 @@ from .line_memory import (
 from .line_scans import (
     chosen,
     even,
-    joined,
+    factors,
     last_gated,
     leads,
     mask,
     mode_of,
+    prefixes,
     shifted,
+    steps_up,
     through,
+    within,
 )
-from .recurrence import affine, beats, careful_logs, extremum, larger, opened
+from .recurrence import affine, careful_logs, larger, opened
 from .tiles import tile_row
 from .waiting import in_order
 
@@ -303,15 +306,10 @@ def steps_of(
 ):  # fmt: skip
     """Of each place what is added, what S of the next place is multiplied by (or gated), and what
     is multiplied with S in the end, in memory order."""
-    # The elements of a line nearest the row's two ends.
-    FAR: tl.constexpr = V - 1 if UP else 0
-    NEAR: tl.constexpr = V - 1 - FAR
+    NEAR: tl.constexpr = 0 if UP else V - 1
     d = columns_of(d_raw.to(TYPE), M, V)
     if not FULL:
-        kept = ()
-        for j in tl.static_range(0, V):
-            kept = kept + (tl.where(start + j < n, d[j], 0.0),)
-        d = kept
+        d = within(d, start, n, V)
     c = d
     w = d
     if MODE == "affine":
@@ -323,29 +321,14 @@ def steps_of(
             after = bit_of(v_edge, 0 if UP else V - 1)
         elif TIES == "first":
             v = columns_of(v_raw.to(TYPE), M, V)
-            m = shifted(v, u_edge, not UP, V)
-            w = ()
-            for j in tl.static_range(0, V):
-                w = w + (mask(beats(TIES, extremum(KIND, v[j]), extremum(KIND, m[j]))),)
-            nearer = v[V - 1] if UP else v[0]
-            after = mask(beats(TIES, extremum(KIND, v_edge), extremum(KIND, nearer)))
+            w, after = steps_up(KIND, TIES, v, u_edge, v_edge, UP, V)
         else:
             w = columns_of(leads(u_raw, v_raw, ELEMENT, PAIRS), M, V)
             after = mask((u_edge == v_edge) | (u_edge != u_edge))
         c = shifted(w, after, UP, V)
     f = d
     if MODE != "sum":
-        f = ()
-        for j in tl.static_range(0, V):
-            gate = c[j]
-            if not FULL or j == FAR:  # the row may end here
-                next_place = start + j + 1 if UP else start + j - 1
-                exists = (next_place >= 0) & (next_place < n)
-                if MODE == "affine":
-                    gate = tl.where(exists, gate, 1.0)
-                else:
-                    gate = gate & mask(exists)
-            f = f + ((gate,) if MODE == "affine" else (~gate,))
+        f = factors(c, start, n, MODE, UP, V, FULL)
         weights = ()
         for j in tl.static_range(0, V):
             weight = w[j]
@@ -359,27 +342,6 @@ def steps_of(
             weights = weights + (weight,)
         w = weights
     return d, f, w
-
-
-@triton.jit
-def prefixes(d, f, MODE: tl.constexpr, UP: tl.constexpr, V: tl.constexpr):
-    """Through a line from its far side: S of each place, and what an S behind the line is
-    multiplied by (or gated)."""
-    if UP:
-        s = (d[V - 1],)
-        a = (f[V - 1],)
-        for j in tl.static_range(1, V):
-            s = (through(MODE, d[V - 1 - j], f[V - 1 - j], s[0]),) + s
-            if MODE != "sum":
-                a = (joined(MODE, f[V - 1 - j], a[0]),) + a
-    else:
-        s = (d[0],)
-        a = (f[0],)
-        for j in tl.static_range(1, V):
-            s = s + (through(MODE, d[j], f[j], s[j - 1]),)
-            if MODE != "sum":
-                a = a + (joined(MODE, f[j], a[j - 1]),)
-    return s, (s if MODE == "sum" else a)
 
 
 @triton.jit

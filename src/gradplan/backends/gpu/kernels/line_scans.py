@@ -10,6 +10,7 @@ import triton.language as tl
 from ..launch import interpreted
 from .arithmetic import power_of_two
 from .line_memory import columns_of
+from .recurrence import beats, extremum
 
 _INTERPRETED = tl.constexpr(interpreted())
 _LOG2_OF_E = tl.constexpr(1.4426950408889634)
@@ -110,6 +111,70 @@ def shifted(columns, edge, UP: tl.constexpr, V: tl.constexpr):
         return columns[1:] + (edge,)
     else:
         return (edge,) + columns[: V - 1]
+
+
+@triton.jit
+def within(d, start, n, V: tl.constexpr):
+    """0 where the row has ended."""
+    kept = ()
+    for j in tl.static_range(0, V):
+        kept = kept + (tl.where(start + j < n, d[j], 0.0),)
+    return kept
+
+
+@triton.jit
+def factors(c, start, n, MODE: tl.constexpr, UP: tl.constexpr, V: tl.constexpr,
+            FULL: tl.constexpr):  # fmt: skip
+    """What S of the next place is multiplied by, or gated: nothing where the row ends."""
+    FAR: tl.constexpr = V - 1 if UP else 0
+    f = ()
+    for j in tl.static_range(0, V):
+        gate = c[j]
+        if not FULL or j == FAR:  # the row may end here
+            next_place = start + j + 1 if UP else start + j - 1
+            exists = (next_place >= 0) & (next_place < n)
+            if MODE == "affine":
+                gate = tl.where(exists, gate, 1.0)
+            else:
+                gate = gate & mask(exists)
+        if MODE == "affine":
+            f = f + (gate,)
+        else:
+            f = f + (~gate,)
+    return f
+
+
+@triton.jit
+def prefixes(d, f, MODE: tl.constexpr, UP: tl.constexpr, V: tl.constexpr):
+    """Through a line from its far side: S of each place, and what an S behind the line is
+    multiplied by (or gated)."""
+    if UP:
+        s = (d[V - 1],)
+        a = (f[V - 1],)
+        for j in tl.static_range(1, V):
+            s = (through(MODE, d[V - 1 - j], f[V - 1 - j], s[0]),) + s
+            if MODE != "sum":
+                a = (joined(MODE, f[V - 1 - j], a[0]),) + a
+    else:
+        s = (d[0],)
+        a = (f[0],)
+        for j in tl.static_range(1, V):
+            s = s + (through(MODE, d[j], f[j], s[j - 1]),)
+            if MODE != "sum":
+                a = a + (joined(MODE, f[j], a[j - 1]),)
+    return s, (s if MODE == "sum" else a)
+
+
+@triton.jit
+def steps_up(KIND: tl.constexpr, TIES: tl.constexpr, y, y_before, y_after, UP: tl.constexpr,
+             V: tl.constexpr):  # fmt: skip
+    """Where the running extremum y moves on, and whether it does after the line, as masks."""
+    m = shifted(y, y_before, not UP, V)
+    wins = ()
+    for j in tl.static_range(0, V):
+        wins = wins + (mask(beats(TIES, extremum(KIND, y[j]), extremum(KIND, m[j]))),)
+    nearer = y[V - 1] if UP else y[0]
+    return wins, mask(beats(TIES, extremum(KIND, y_after), extremum(KIND, nearer)))
 
 
 @triton.jit

@@ -30,19 +30,22 @@ from .line_scans import (
     chosen,
     even,
     exp_between,
+    factors,
     gates_of,
-    joined,
     last_gated,
     leads_of,
     mask,
     mode_of,
     picked,
+    prefixes,
     shifted,
     spread,
+    steps_up,
     through,
     tiled,
+    within,
 )
-from .recurrence import affine, beats, careful_logs, extremum, join_span
+from .recurrence import affine, careful_logs, join_span
 from .tiles import tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
@@ -173,9 +176,7 @@ def lines_chunk(
     L: tl.constexpr = R * M
     UP: tl.constexpr = not FLIP
     MODE: tl.constexpr = mode_of(KIND)
-    # The elements of a line nearest the row's two ends.
-    FAR: tl.constexpr = V - 1 if UP else 0
-    NEAR: tl.constexpr = V - 1 - FAR
+    NEAR: tl.constexpr = 0 if UP else V - 1  # of a line's elements the nearest to where rows end
     SPENT: tl.constexpr = PHASE == "second"
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     AXIS: tl.constexpr = 0 if SIDE else 1
@@ -303,64 +304,23 @@ def lines_chunk(
         elif MODE == "gate":
             v = raw_line_of(y, y_base, axis_y, start, row_mask, n, SIDE, V, FULL, SPENT)
             y_after = edge_of(y, y_base, axis_y, after, row_mask, n, TYPE, SIDE)
-            wins = ()
             if TIES == "first":
                 y_before = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 v = widened_line(v, TYPE, SIDE, L, V)
-                m = shifted(v, y_before, FLIP, V)
-                for j in tl.static_range(0, V):
-                    wins = wins + (mask(beats(TIES, extremum(KIND, v[j]), extremum(KIND, m[j]))),)
-                nearer = v[V - 1] if UP else v[0]
-                wins_after = beats(TIES, extremum(KIND, y_after), extremum(KIND, nearer))
+                wins, wins_after = steps_up(KIND, TIES, v, y_before, y_after, UP, V)
             else:
                 u = raw_line_of(x, x_base, axis_x, start, row_mask, n, SIDE, V, FULL, SPENT)
                 wins = leads_of(u, v, ELEMENT, PAIRS, SIDE, L, V)
                 x_after = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
-                wins_after = (x_after == y_after) | (x_after != x_after)
-            c = shifted(wins, mask(wins_after), UP, V)
+                wins_after = mask((x_after == y_after) | (x_after != x_after))
+            c = shifted(wins, wins_after, UP, V)
         # Through the line, from the far side: (a, s) for all behind the line.
-        if MODE == "sum":
-            if UP:
-                s = (d[V - 1],)
-                for j in tl.static_range(1, V):
-                    s = (d[V - 1 - j] + s[0],) + s
-            else:
-                s = (d[0],)
-                for j in tl.static_range(1, V):
-                    s = s + (d[j] + s[j - 1],)
-            a = s
-        else:
-            f = ()
-            for j in tl.static_range(0, V):
-                gate = c[j]
-                if not FULL or j == FAR:  # the row may end here
-                    next_place = start + j + 1 if UP else start + j - 1
-                    exists = (next_place >= 0) & (next_place < n)
-                    if MODE == "affine":
-                        gate = tl.where(exists, gate, 1.0)
-                    else:
-                        gate = gate & mask(exists)
-                if MODE == "affine":
-                    f = f + (gate,)
-                else:
-                    f = f + (~gate,)
+        f = d
+        if MODE != "sum":
+            f = factors(c, start, n, MODE, UP, V, FULL)
             if not FULL:
-                kept = ()
-                for j in tl.static_range(0, V):
-                    kept = kept + (tl.where(start + j < n, d[j], 0.0),)
-                d = kept
-            if UP:
-                s = (d[V - 1],)
-                a = (f[V - 1],)
-                for j in tl.static_range(1, V):
-                    s = (through(MODE, d[V - 1 - j], f[V - 1 - j], s[0]),) + s
-                    a = (joined(MODE, f[V - 1 - j], a[0]),) + a
-            else:
-                s = (d[0],)
-                a = (f[0],)
-                for j in tl.static_range(1, V):
-                    s = s + (through(MODE, d[j], f[j], s[j - 1]),)
-                    a = a + (joined(MODE, f[j], a[j - 1]),)
+                d = within(d, start, n, V)
+        s, a = prefixes(d, f, MODE, UP, V)
         leaving = s[0] if UP else s[V - 1]
         gain = a[0] if UP else a[V - 1]
         # Across lines.
