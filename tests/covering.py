@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradplan import cases
-from gradplan.backends.gpu import aot, chained, programs, recurrence, rows, segments
+from gradplan.backends.gpu import aot, chained, program, programs, recurrence, rows, segments
 from gradplan.backends.gpu.table import table_of
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
@@ -25,7 +25,7 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    sources = "".join(map(inspect.getsource, (rows, recurrence, chained, segments)))
+    sources = "".join(map(inspect.getsource, (rows, recurrence, chained, segments, program)))
     return set(re.findall(r'kernel="([a-z_.]+)"', sources))
 
 
@@ -245,6 +245,7 @@ LARGE = [
     ((3, 40_000), (1,)),  # rows split over programs
     ((2, 70_000), (1,)),
     ((40_000, 18), (0,)),  # columns split over programs
+    ((8192, 32), (0,)),  # ... whose parts stay in shared memory
     ((264, 16_400), (1,)),  # rows too long for registers, enough to fill the machine
     ((264, 33_000), (1,)),
     ((264, 65_600), (1,)),  # ... in bfloat16

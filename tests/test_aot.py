@@ -66,7 +66,11 @@ def test_the_names_in_tritons_cache_do_not_depend_on_which_kernel_comes_first():
 
 def test_every_module_of_kernels_is_named():
     folder = Path(launch.__file__).parent / "kernels"
-    assert {path.stem for path in folder.glob("*.py")} == {"__init__", *launch._KERNELS}
+    assert {path.stem for path in folder.glob("*.py")} == {
+        "__init__",
+        *launch._KERNELS,
+        *launch._GLUON_KERNELS,
+    }
 
 
 @pytest.fixture(scope="module")

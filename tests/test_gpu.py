@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import re
 import subprocess
@@ -48,8 +49,10 @@ JOBS = {
     "map": ("norm2", (512, 300), (4, 30), "f32", (), {}),
     "resident": ("var", (512, 300), (6, 9), "bf16", (), {}),
     "cluster": ("softmax", (600, 20_000), (2, 140), "f32", (), {}),
-    "lagged": ("softmax", (150, 300_000), (2, 300), "f16", (), {}),
-    "lagged_product": ("prod", (4, 100_000), (2, 140), "f32", ("y",), {}),
+    "held": ("softmax", (150, 300_000), (2, 300), "f16", (), {}),
+    "held_product": ("prod", (4, 200_000), (2, 140), "f32", ("y",), {}),
+    "lagged": ("softmax", (150, 300_000), (2, 300), "f64", (), {}),
+    "lagged_product": ("prod", (4, 100_000), (2, 140), "f64", ("y",), {}),
     "lagged_far": ("softmax", (3, 3_000_000), (1, 1100), "f16", (), {}),
     "scan_chained": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
     "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
@@ -68,6 +71,8 @@ JOBS = {
 }
 WITH_WORKSPACE = (
     "cluster",
+    "held",
+    "held_product",
     "lagged",
     "lagged_product",
     "lagged_far",
@@ -226,6 +231,77 @@ def test_covering_cases_with_small_tiles(spec, element, waits, small_table, comp
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+# What programs that stay can hold, in tiles so small that rows of these have many of them: full
+# tiles and others, and rows enough for every program to take several.
+HELD = [
+    ((12, 1024), (1,)),
+    ((3, 752), (1,)),
+    ((112, 192), (0,)),
+    ((2, 104, 80), (1,)),
+    ((120, 16), (0,)),
+]
+
+
+@gpu
+@problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
+def test_held_rows_in_small_parts(spec, element):
+    """All data and layouts that are held; three parts a program, on few programs."""
+    small = replace(
+        table.table_of("sm_90"),
+        fill=16,
+        resident_words=64,
+        cluster=0,
+        held_rows=(("", 512, 1, 256, 1),),
+        held_columns=(("", 1024, 2, 512, 2),),
+    )
+    missed, met = [], set()
+    with table.using(launch.device_arch(0), small):
+        for k, (shape, axes) in enumerate(HELD):
+            for (fields, without), data in itertools.product(
+                cases.options_of(spec, element), cases.data_of(spec)
+            ):
+                desc = cases.describe(spec, element, shape, axes, **fields)
+                case = Case(desc=desc, data=data, without=without, seed=k)
+                program = programs.choose(desc, cases.strides_of(case), small)
+                if program.variant == "held":
+                    met.add((program.layout, dict(program.steps[-1].constants)["FULL"]))
+                    outcome = cases.run_plan(case, "cuda")
+                    if not outcome.ok:
+                        missed.append(str(outcome))
+    assert len(met) == 4
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@gpu
+@pytest.mark.parametrize("skip", [0, 1, 3])
+def test_what_is_held_need_not_be_aligned(skip):
+    """Rows that begin anywhere are right too, read in another way."""
+    n, rows = 1 << 18, 64
+    plan = gp.SoftmaxBackwardPlan.select(
+        gp.SoftmaxBackwardDescriptor(
+            kind="softmax", input_shape=(rows, n), softmax_axis=1, element="bf16"
+        ),
+        device="cuda",
+    )
+    torch.cuda.manual_seed(skip)
+    memory = torch.randn(3, rows * n + 8, device="cuda").to(torch.bfloat16)
+    dy, y, dx = (one[skip : skip + rows * n].view(rows, n) for one in memory)
+    args = gp.SoftmaxBackwardArgs(dy=dy, y=y, dx=dx)
+    bound = plan.bind(args)
+    results = []
+    for launch_it in (bound, lambda: plan.run(args)):
+        dx.fill_(torch.nan)
+        launch_it()
+        torch.cuda.synchronize()
+        results.append(dx.clone())
+    assert torch.equal(*results)
+    a, b = dy.double(), y.double()
+    total = (a * b).sum(1, keepdim=True)
+    size = b.abs() * (a.abs() + (a * b).abs().sum(1, keepdim=True))
+    error = (results[0].double() - b * (a - total)).norm(dim=1)
+    assert (error <= plan.precision_guarantee.relative_error * size.norm(dim=1)).all()
+
+
 def named_for(name):
     """How the variant begins that a job is named for."""
     if name in ("embedding", "scan_halves"):
@@ -247,7 +323,7 @@ def test_jobs_of_a_gpu_meet_their_variants_on_sm_90(name):
 def test_jobs_meet_the_variants_they_are_named_for(name, place):
     job = Job(name, place)
     sku = job.plan.bind(job.args()).sku
-    if place == "cpu" and named_for(name) == "cluster":
+    if place == "cpu" and named_for(name) in ("cluster", "held"):
         assert sku.variant == "lagged"  # the interpreter runs one program after another
     else:
         assert sku.variant.startswith(named_for(name))
@@ -339,7 +415,7 @@ def test_two_streams_at_once(name):
 class Softmax:
     """Rows cut into parts whose programs wait for each other, of any size: checked on the GPU."""
 
-    def __init__(self, shape, axis=-1, element="f32", seed=0):
+    def __init__(self, shape, axis=-1, element="f64", seed=0):
         desc = gp.SoftmaxBackwardDescriptor(
             kind="softmax", input_shape=shape, softmax_axis=axis, element=element
         )
@@ -351,7 +427,7 @@ class Softmax:
         )
         self.fill(seed)
         self.args = gp.SoftmaxBackwardArgs(dy=self.dy, y=self.y, dx=self.dx)
-        assert self.plan.bind(self.args).sku.variant == "lagged"
+        assert self.plan.bind(self.args).sku.variant == ("lagged" if element == "f64" else "held")
 
     def fill(self, seed):
         torch.cuda.manual_seed(seed)
@@ -410,11 +486,13 @@ class Sums:
         assert ((self.dx - wanted).norm(dim=1) <= bound * size.norm(dim=1)).all()
 
 
-TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16"}
+TORCH_TYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16"}
 WAITING = {
     "small": lambda seed: Softmax((4, 1 << 17), seed=seed),
     "large": lambda seed: Softmax((512, 1 << 18), seed=seed),
     "columns": lambda seed: Softmax((8192, 4096), axis=0, seed=seed),
+    "held": lambda seed: Softmax((300, 1 << 18), element="f32", seed=seed),
+    "held_columns": lambda seed: Softmax((8192, 4096), axis=0, element="bf16", seed=seed),
     "chain": lambda seed: Sums((1, 1 << 25), seed=seed),
     "chains": lambda seed: Sums((100, 1 << 19), seed=seed),
 }
@@ -429,6 +507,10 @@ WAITING = {
         ("small", "large"),
         ("large", "large"),
         ("columns", "large"),
+        ("held", "held"),
+        ("held", "large"),
+        ("held_columns", "held"),
+        ("held_columns", "chains"),
         ("chain", "chains"),
         ("chain", "chain"),
         ("large", "chains"),
@@ -492,9 +574,10 @@ def test_programs_that_wait_where_others_hold_most_of_the_machine(name):
 
 
 @gpu
-def test_graphs_of_programs_that_wait_run_at_once():
+@pytest.mark.parametrize("name", ["small", "held"])
+def test_graphs_of_programs_that_wait_run_at_once(name):
     """A bound launch has counters of its own, which its graph uses on whatever stream."""
-    some = [WAITING["small"](seed) for seed in (1, 2)]
+    some = [WAITING[name](seed) for seed in (1, 2)]
     graphs = []
     for one in some:
         bound = one.plan.bind(one.args)
@@ -520,7 +603,7 @@ def test_graphs_of_programs_that_wait_run_at_once():
 
 @gpu
 @pytest.mark.parametrize(
-    "name", ["cluster", *(name for name in JOBS if "lagged" in name or "chained" in name)]
+    "name", ["cluster", *(name for name in JOBS if re.search("held|lagged|chained", name))]
 )
 def test_a_captured_run_has_the_bits_of_another(name):
     """Where rows are cut into parts that are read twice, no program waits under capture: partial
@@ -561,7 +644,7 @@ def test_programs_that_wait_in_place(name):
 def test_launches_of_any_size_share_the_counters_of_a_stream():
     """What one leaves in them is right for the next, whatever its rows and parts."""
     shapes = [(4, 1 << 17), (300, 250_000), (2, 120_000), (1024, 1 << 18), (1, 100_000)]
-    some = [Softmax(shape, element="bf16", seed=k) for k, shape in enumerate(shapes)]
+    some = [Softmax(shape, seed=k) for k, shape in enumerate(shapes)]
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     for turn in range(6):
@@ -575,7 +658,7 @@ def test_launches_of_any_size_share_the_counters_of_a_stream():
 @gpu
 def test_so_many_streams_have_counters_and_others_read_twice(monkeypatch):
     monkeypatch.setattr(streams, "_STREAMS", 8)
-    some = [Softmax((4, 1 << 17), element="f32", seed=k) for k in range(10)]
+    some = [Softmax((4, 1 << 17), seed=k) for k in range(10)]
     bound = [one.plan.bind(one.args) for one in some]
     some_streams = [torch.cuda.Stream(priority=-(k % 4)) for k in range(len(some))]
     torch.cuda.synchronize()

@@ -116,10 +116,6 @@ def _cluster_rows(kind: str, half: bool) -> Shapes:
     return [((1024, 32768 if short else 131072), 1)]
 
 
-def _cluster_columns(kind: str, half: bool) -> Shapes:
-    return [((64, 1024, 1024) if half else (64, 2048, 512), 1)]
-
-
 def _label(name: str, kind: str, half: bool) -> str:
     return f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
 
@@ -190,11 +186,25 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "narrow_side": ("cummax", [((8192, 8192), 0)]),
     "chained": ("cummax", [((64, 1 << 20), 1)]),
     "chained_far": ("cummax", [((1, 1 << 27), 1)]),
-    "lagged_rows": ("std", [((64, 1 << 20), 1)]),
-    "lagged_columns": ("std", [((8192, 8192), 0)]),
+    "lagged_rows": ("std", [((1, 1 << 27), 1)]),
+    "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
+    "held_rows": ("std", _cluster_rows),
+    "held_columns": ("std", [((64, 2048, 512), 1)]),
     "cluster_rows": ("std", _cluster_rows),
-    "cluster_columns": ("std", _cluster_columns),
+    "cluster_columns": ("var", [((64, 2048, 512), 1)]),
 }
+
+
+def _is_moot(table: Table, place: str, kind: str, half: bool) -> bool:
+    """Whether what could be held elsewhere is held in clusters at no rate, or the other way
+    round."""
+    where, _, layout = place.partition("_")
+    if where not in ("cluster", "held"):
+        return False
+    element = ElementKind.BF16 if half else ElementKind.F32
+    never = not table.part_of(f"cluster_{layout}", kind, element)[0]
+    first = table.number_of(table.held_first, f"held_{layout}", kind, element)
+    return never or (where == "cluster" and bool(first))
 
 
 def _by_place(values: Sequence[int]) -> Ask:
@@ -204,6 +214,8 @@ def _by_place(values: Sequence[int]) -> Ask:
         now_lines = getattr(table, name)
         for k, (place, kind, *numbers) in enumerate(now_lines):
             for half in (True, False):
+                if _is_moot(table, place, kind, half):
+                    continue
                 now = numbers[0 if half else 1]
                 tables = {}
                 for value in sorted({*values, now}):
@@ -216,15 +228,6 @@ def _by_place(values: Sequence[int]) -> Ask:
     return ask
 
 
-def _by_width(name: str, table: Table) -> Iterator[Question]:
-    """The bytes of rows side by side that a cluster holds, kind by kind."""
-    for k, (kind, now) in enumerate(table.cluster_width):
-        widths = sorted({now // 2, now, min(2 * now, table.lagged_width)})
-        tables = {str(width): _with_entry(table, name, k, (kind, width)) for width in widths}
-        probes = _probes(kind or "var", (64, 2048, 512), 1, "bf16")
-        yield Question(f"{name} {kind or 'others'}", str(now), tables, probes)
-
-
 _RARE = "for rows side by side that are no neighbours in memory, or are recomputed"
 _NO_Y = ("y",)
 _LONG_ROWS = (*_probes("softmax", (64, 1 << 20)), *_probes("max", (64, 1 << 20)))
@@ -233,6 +236,10 @@ _FEW_ROWS = (
     *_probes("softmax", (32, 1 << 16)),
 )
 _TALL_SCANS = _probes("cumsum", (1 << 20, 64), 0)
+_WIDE_ELEMENTS = (
+    *_probes("softmax", (64, 1 << 20), elements="f64"),
+    *_probes("var", (8192, 8192), 0, elements="f64"),
+)
 _COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
 _SHORT_SCANS = (
     *_probes("cumprod", (1 << 20, 64), without=_NO_Y),
@@ -270,20 +277,27 @@ FIELDS: dict[str, Ask | str] = {
     "column_bytes": _on(
         _probes("softmax", (16, 1 << 22), 0), _probes("cumprod", (64, 1 << 20), 0, without=_NO_Y)
     ),
-    "lagged_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 16384),
-    "lagged_columns": _by_kind("var", [((8192, 8192), 0)], 512, 16384),
+    "column_tile": _on(
+        _probes("var", (1024, 64, 1024), 1, "bf16"),
+        _probes("softmax", (1024, 64, 1024), 1, "bf16"),
+    ),
+    "lagged_rows": _by_kind("std", [((1, 1 << 27), 1)], 512, 16384),
+    "lagged_columns": _by_kind("var", [((1 << 17, 1024), 0)], 512, 16384),
     "lagged_width": _on(_COLUMNS),
     "cluster_rows": _by_kind("std", _cluster_rows, 512, 16384, smaller=False),
-    "cluster_columns": _by_kind("max", _cluster_columns, 512, 16384, smaller=False),
-    "cluster_width": _by_width,
+    "cluster_columns": _by_kind("max", [((64, 2048, 512), 1)], 512, 16384, smaller=False),
+    "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 16384),
+    "held_columns": _by_kind("std", [((8192, 8192), 0)], 512, 16384),
+    "held_first": _by_place((0, 1)),
+    "held_parts": _on(_LONG_ROWS, _COLUMNS, values=lambda now: sorted({2, 3, now})),
     "strided_tile": "as large as the assembler takes without spilling",
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),
-        _probes("prod", (1024, 32768)),
+        _probes("prod", (1024, 32768), elements="bf16"),
         values=lambda now: sorted({0, 4, 8, now}),
     ),
-    "lag": _on(_LONG_ROWS, _COLUMNS),
-    "lag_bytes": _on(_LONG_ROWS, _COLUMNS),
+    "lag": _on(_WIDE_ELEMENTS),
+    "lag_bytes": _on(_WIDE_ELEMENTS),
     "scan_tile": _on(_SHORT_SCANS),
     "scan_resident": _on(_SCANS, _probes("cumprod", (16384, 4096), without=_NO_Y)),
     "scan_step": _on(_SCANS),
@@ -329,7 +343,7 @@ FIELDS: dict[str, Ask | str] = {
     "together": _on(_LARGE, _SMALL, _SAME),
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
-    "join": _on(_LONG_ROWS, _COLUMNS),
+    "join": _on(_WIDE_ELEMENTS),
     "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
     "marks": "what a limit of the workspace takes away",
     "paired": "what the architecture has",

@@ -181,6 +181,13 @@ def _strides(
     return strides
 
 
+def _steps(program: Any) -> Iterator[launch.Step]:
+    """All that a program may launch."""
+    yield from (*program.steps, *program.apart)
+    if program.unaligned is not None:
+        yield from _steps(program.unaligned)
+
+
 def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
     """Every variant once; with a `turn` those of the subset, in a shuffled order of its own."""
     seen = set()
@@ -192,7 +199,7 @@ def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
         strides = _strides(desc, without, layout)
         program = programs.prepare(desc, strides, f"sm_{arch}", 0)
         aligned = 16 if layout is not _strided else 1
-        for step in (*program.steps, *program.apart):
+        for step in _steps(program):
             name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"
             made = Variant(step, aligned, element, f"{program.variant}, {program.layout}: {name}")
             if made.key not in seen:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...kinds import ElementKind, ScanKind
-from .launch import WORKSPACE, Int, Pointer, Step, all_registers
-from .program import TURNS
+from .launch import WORKSPACE, Pointer, Step, all_registers
+from .program import TURNS, clearing
 from .table import Table
 
 __all__ = ["ALIGNED", "PLACES", "Cut", "changed", "cut_of", "steps"]
@@ -17,7 +17,6 @@ ALIGNED = 256
 """Bytes of the workspace in which words of one sort begin."""
 PLACES = ("chained", "chained_far", "chained_many")
 """The fields of the table that say how rows are cut."""
-_CLEARED = 1024
 
 
 class Cut(NamedTuple):
@@ -105,14 +104,7 @@ def steps(
     if full and cut.registers:
         registers = cut.registers
     words += cut.words(rows)
-    clear = Step(
-        kernel="chains.clear",
-        grid=-(-words // _CLEARED),
-        arguments=(("told", Pointer(WORKSPACE, "i64", base)), ("count", Int(words))),
-        constants=(("B", _CLEARED),),
-        warps=4,
-    )
-    return [clear, *first, replace(chain, registers=registers)], 8 * words
+    return [clearing(base, words), *first, replace(chain, registers=registers)], 8 * words
 
 
 def _cut(step: Step, table: Table, cut: Cut, rows: int, v: int, n: int, **constants: Any) -> Step:

@@ -22,7 +22,7 @@ __all__ = ["others"]
 
 # The order in which an engine tries its variants.
 _ORDER = {
-    Engine.ROW_STATE: ("resident", "cluster", "lagged", "split"),
+    Engine.ROW_STATE: ("resident", "cluster", "held", "lagged", "split"),
     Engine.RECURRENCE: ("resident", "chained", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
@@ -52,6 +52,8 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
     """Why a variant that is tried before the chosen was not taken: the threshold in its way."""
     if other == "cluster" and not table.cluster:
         return "the architecture has no clusters"
+    if other == "held" and not any(a or b for _, a, _, b, _ in table.held_rows):
+        return "the architecture's processors have too little shared memory"
     reached = [
         (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")
         for field, meaning, now, tables in _ways(table, desc, other)
@@ -84,6 +86,8 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         yield "chained_from", "the shortest of many rows that are cut", now, lower
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
+    elif other == "held":
+        yield _raised(table, "fill", "twice the programs that stay, and more parts than rows have")
     elif other == "lagged" and desc.spec.engine is Engine.RECURRENCE:
         yield _raised(table, "scan_lag", "bytes that are read before the first is read again")
     elif other == "lagged":
@@ -144,8 +148,11 @@ def _only(table: Table, other: str) -> Table:
         barred = replace(barred, scan_fill=fill)
         if other != "lagged":
             barred = replace(barred, fill=fill)
-    if other in ("lagged", "split"):
+    if other in ("held", "lagged", "split"):
         barred = replace(barred, cluster=0)
+    if other in ("lagged", "split"):
+        none = (("", 0, 1, 0, 1),)
+        barred = replace(barred, held_rows=none, held_columns=none)
     return replace(barred, lag=0, scan_lag=0) if other == "split" else barred
 
 

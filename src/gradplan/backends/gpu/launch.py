@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import KernelFailure
 from ...views import View
@@ -70,6 +70,8 @@ class Step:
     """So many programs in a row run at the same time."""
     registers: int = 0
     """The most registers a thread may have; 0 leaves it to the compiler."""
+    together: bool = False
+    """All programs run at the same time: the driver refuses the launch where they cannot."""
 
 
 def interpreted() -> bool:
@@ -130,6 +132,16 @@ _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
     "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments",
 )  # fmt: skip
+_GLUON_KERNELS = ("held",)
+
+
+@lru_cache(maxsize=1)
+def has_gluon() -> bool:
+    """Whether Triton has Gluon as our kernels know it."""
+    import triton
+
+    major, minor = (int(part) for part in triton.__version__.split(".")[:2])
+    return (major, minor) >= (3, 6)
 
 
 def _function(name: str) -> Any:
@@ -144,7 +156,7 @@ def _name_all() -> None:
     Its cache goes by these names, and the name of a function depends on which others had theirs
     before: without this another process that starts with another kernel finds nothing.
     """
-    for module in _KERNELS:
+    for module in (*_KERNELS, *(_GLUON_KERNELS if has_gluon() else ())):
         for one in vars(importlib.import_module(f"{__package__}.kernels.{module}")).values():
             getattr(one, "cache_key", None)
 
@@ -192,6 +204,17 @@ def _signature(step: Step, pointer_bytes: int) -> tuple[dict[str, Any], dict[str
     return signature, constants, attributes
 
 
+def _source(function: Any) -> Any:
+    """The compiler's class for a kernel in Triton, or in Gluon."""
+    if has_gluon() and function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
 _compiling = threading.Lock()
 _kernels: dict[Any, Any] = {}
 
@@ -231,11 +254,10 @@ def compiled(step: Step, pointer_bytes: int, capability: int) -> Any:
             if found is None:
                 import triton
                 from triton.backends.compiler import GPUTarget
-                from triton.compiler import ASTSource
 
                 _name_all()
-                signature, constants, attributes = _signature(step, pointer_bytes)
-                source = ASTSource(_function(step.kernel), signature, constants, attributes)
+                function = _function(step.kernel)
+                source = _source(function)(function, *_signature(step, pointer_bytes))
                 options = {"num_warps": step.warps}
                 if step.registers:
                     options["maxnreg"] = step.registers
@@ -253,7 +275,7 @@ class _Driver:
         library = ctypes.CDLL("libcuda.so.1")
         # No argtypes: arguments come as ctypes objects made in advance, which is twice as fast.
         self.launch = library.cuLaunchKernel
-        self.launch_clusters = getattr(library, "cuLaunchKernelEx", None)
+        self.launch_with = getattr(library, "cuLaunchKernelEx", None)
         self._text = library.cuGetErrorString
         self._text.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
 
@@ -293,13 +315,24 @@ def _handle(step: Step, pointer_bytes: int, device: int) -> tuple[int, int]:
     return found
 
 
-def _packed(step: Step) -> tuple[array[int], tuple[tuple[int, Pointer], ...]]:
-    """The arguments as the kernel reads them, and which words are pointers."""
+class _Packed(NamedTuple):
+    """The arguments of a step as the kernel reads them."""
+
+    words: array[int]
+    pointers: tuple[tuple[int, Pointer], ...]
+    """Which words are pointers."""
+    offsets: tuple[int, ...]
+    """The first byte of each argument."""
+
+
+def _packed(step: Step) -> _Packed:
     data = bytearray()
     pointers = []
+    offsets = []
 
     def put(code: str, size: int, value: Any) -> None:
         data.extend(bytes(-len(data) % size))
+        offsets.append(len(data))
         data.extend(struct.pack(code, value))
 
     for _, value in step.arguments:
@@ -318,7 +351,7 @@ def _packed(step: Step) -> tuple[array[int], tuple[tuple[int, Pointer], ...]]:
     put("Q", 8, 0)  # Triton's two scratch pointers, which our kernels do not use
     put("Q", 8, 0)
     data.extend(bytes(-len(data) % 8))
-    return array("Q", bytes(data)), tuple(pointers)
+    return _Packed(array("Q", bytes(data)), tuple(pointers), tuple(offsets))
 
 
 class _Call:
@@ -335,11 +368,9 @@ class _Call:
         "stream",
     )
 
-    def __init__(
-        self, step: Step, template: array[int], pointers: tuple[tuple[int, Pointer], ...]
-    ) -> None:
-        self.block = array("Q", template)
-        self.pointers = pointers
+    def __init__(self, step: Step, packed: _Packed) -> None:
+        self.block = array("Q", packed.words)
+        self.pointers = packed.pointers
         address, words = self.block.buffer_info()
         size = array("Q", (8 * words,))
         # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
@@ -350,9 +381,11 @@ class _Call:
         self.arguments: tuple[Any, ...]
         self.launch: Any
         threads = 32 * step.warps
-        if step.cluster > 1:
-            # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and its three extents.
-            attribute = array("I", (4, 0, step.cluster, 1, 1, *(0,) * 13))
+        if step.cluster > 1 or step.together:
+            # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and its three extents, or
+            # CU_LAUNCH_ATTRIBUTE_COOPERATIVE.
+            told = (2, 0, 1, 0, 0) if step.together else (4, 0, step.cluster, 1, 1)
+            attribute = array("I", (*told, *(0,) * 13))
             # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number.
             where = array("Q", (attribute.buffer_info()[0],)).tobytes()
             config = bytearray(
@@ -361,9 +394,16 @@ class _Call:
             self.shared = ctypes.c_uint.from_buffer(config, 24)
             self.stream = ctypes.c_void_p.from_buffer(config, 32)
             lent = (ctypes.c_char * len(config)).from_buffer(config)
-            self.keep = (size, extra, attribute, config, lent)
-            self.launch = _driver().launch_clusters
-            self.arguments = (ctypes.byref(lent), self.function, ctypes.c_void_p(), extra_pointer)
+            self.launch = _driver().launch_with
+            # Where all run at the same time, a graph takes arguments one by one.
+            each = array("Q", (address + offset for offset in packed.offsets))
+            self.keep = (size, extra, attribute, config, lent, each)
+            self.arguments = (
+                ctypes.byref(lent),
+                self.function,
+                ctypes.c_void_p(each.buffer_info()[0] if step.together else None),
+                ctypes.c_void_p() if step.together else extra_pointer,
+            )
             return
         self.keep = (size, extra)
         self.launch = _driver().launch
@@ -469,10 +509,7 @@ class Launcher:
 
     def _calls(self) -> _Calls:
         return _Calls(
-            [
-                _Call(step, template, pointers)
-                for step, (template, pointers) in zip(self.steps, self._packed, strict=True)
-            ]
+            [_Call(step, packed) for step, packed in zip(self.steps, self._packed, strict=True)]
         )
 
     def _point(

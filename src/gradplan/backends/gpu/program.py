@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...kinds import ElementKind
 from ...views import View
-from .launch import COUNTERS, Bound, Int, Interpreter, Launcher, Step
+from .launch import COUNTERS, WORKSPACE, Bound, Int, Interpreter, Launcher, Pointer, Step
 from .streams import own_counters, stream_counters
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "TYPES",
     "Program",
     "Strides",
+    "clearing",
     "down",
     "integer",
     "up",
@@ -51,6 +52,8 @@ class Program:
     apart: tuple[Step, ...] = ()
     """Steps with the same result whose programs do not wait for each other."""
     apart_runner: Launcher | None = None
+    unaligned: Program | None = None
+    """What runs in its place where 16 does not divide all addresses; it needs no more workspace."""
 
     def bind(
         self, views: Mapping[str, View], workspace: int, stream: int = 0
@@ -61,6 +64,8 @@ class Program:
         """
         if self.runner is None:
             return _nothing
+        if self.unaligned is not None and self._askew(views, workspace):
+            return self.unaligned.bind(views, workspace, stream)
         bound = self.runner.bind(views, workspace)
         if self.counters and isinstance(bound, Bound):
             # Its own: it may be captured, and the graph run on any stream.
@@ -74,6 +79,9 @@ class Program:
         """Launch once; unless `lasting`, nothing is allocated that stays."""
         if self.runner is None:
             return
+        if self.unaligned is not None and self._askew(views, workspace):
+            self.unaligned.run(views, workspace, stream, lasting)
+            return
         if self.apart_runner is None:
             self.runner.run(views, workspace, stream)
             return
@@ -84,6 +92,14 @@ class Program:
             self.apart_runner.load_like(self.runner)
         else:
             self.apart_runner.run(views, workspace, stream)
+
+    def _askew(self, views: Mapping[str, View], workspace: int) -> bool:
+        """Whether 16 does not divide some address that the last step is given."""
+        low = workspace
+        for _, value in self.steps[-1].arguments:
+            if isinstance(value, Pointer) and value.operand in views:
+                low |= views[value.operand].ptr + value.offset
+        return low & 15 != 0
 
 
 def _nothing(stream: int = 0) -> None:
@@ -114,3 +130,17 @@ def down(n: int) -> int:
 def integer(value: int) -> Int:
     """An extent: 32 bits where they hold it with room for a tile beyond."""
     return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
+
+
+_CLEARED = 1024
+
+
+def clearing(offset: int, words: int) -> Step:
+    """The launch after which nothing has been told in so many words of the workspace."""
+    return Step(
+        kernel="waiting.clear",
+        grid=-(-words // _CLEARED),
+        arguments=(("told", Pointer(WORKSPACE, "i64", offset)), ("count", Int(words))),
+        constants=(("B", _CLEARED),),
+        warps=4,
+    )

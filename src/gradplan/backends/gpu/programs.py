@@ -37,7 +37,8 @@ def ready(made: Program, device: int | None) -> Program:
     if device is None:
         return replace(made, runner=Interpreter(made.steps, made.counters))
     apart = Launcher(made.apart, device) if made.apart else None
-    return replace(made, runner=Launcher(made.steps, device), apart_runner=apart)
+    askew = ready(made.unaligned, device) if made.unaligned else None
+    return replace(made, runner=Launcher(made.steps, device), apart_runner=apart, unaligned=askew)
 
 
 def choose(

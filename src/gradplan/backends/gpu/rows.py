@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -10,21 +11,30 @@ from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescript
 from ...geometry import Dim, Nest, c_strides, nest
 from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, TieRule
 from ...registry import Engine
-from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
+from .launch import (
+    COUNTERS,
+    WORKSPACE,
+    Argument,
+    Int,
+    Pointer,
+    Step,
+    all_registers,
+)
 from .operands import geometry_of, pointers_of
-from .program import EMPTY, HALVES, TURNS, Program, Strides, down, integer, up
+from .program import EMPTY, HALVES, TURNS, Program, Strides, clearing, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
 
+_COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
 _JOINED = ("row_dims", "row_dy", "row_y", "axis_dims", "axis_dy", "axis_y", "p", "q")
 _PARTS = ("lagged_rows", "lagged_columns", "cluster_rows", "cluster_columns")
 
 
-def program(desc: Any, strides: Strides, table: Table) -> Program:
-    """The program for arrays with these strides."""
+def program(desc: Any, strides: Strides, table: Table, aligned: bool = True) -> Program:
+    """The program for arrays with these strides, whose addresses 16 divides or need not."""
     shape, axes = desc.shape_and_axes
     rank = len(shape)
     reduced = desc.category is OpCategory.REDUCTION
@@ -32,6 +42,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     if 0 in shape or not outputs:
         return EMPTY
     unread: dict[str, int] = {}
+    given = strides
     if desc.op == ReduceKind.PROD:  # the product is taken anew, in f64
         unread = {"y": 0}
         strides = {name: steps for name, steps in strides.items() if name != "y"}
@@ -73,7 +84,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     half = desc.element in HALVES
     prod_kind = desc.op == ReduceKind.PROD
     # What is not read in runs, or is told apart by its place, takes registers of its own.
-    alignment, aligned = geometry.alignment(n, modes)
+    alignment, divided = geometry.alignment(n, modes)
     ordered = ties in (TieRule.FIRST, TieRule.LAST)
     rough = ordered or bool({"s", "a"} & {*modes})
     plain = n == length and alignment == 16 and not (rough or columns)
@@ -99,7 +110,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     # What is compared two at a time lies in runs, read and written alike.
     paired = (
         desc.element in table.paired
-        and desc.op in (ReduceKind.MAX, ReduceKind.MIN)
+        and desc.op in _COUNTS
         and ties is TieRule.SPLIT
         and modes[1] == modes[3]
         and modes[1] in ("t", "c")
@@ -170,11 +181,15 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             cluster=parts if phase == "cluster" else 1,
             registers=registers,
             alignment=alignment,
-            aligned=aligned,
+            aligned=divided,
         )
 
+    item = desc.element.size_bytes
     if resident:
-        room = max(least, min(table.row_tile, table.resident_words // words) // many // length)
+        tile = table.row_tile
+        if columns and not rough:
+            tile = max(tile, table.column_tile // item // (2 if prod_kind else full))
+        room = max(least, min(tile, table.resident_words // words) // many // length)
         if columns:
             room = max(least, min(room, table.column_bytes // desc.element.size_bytes))
         r = min(up(beside.extent), down(room))
@@ -189,7 +204,6 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
 
-    item = desc.element.size_bytes
     together = {"c" if columns else "t", "r", "u", "n"}
     # Otherwise a pointer for each element.
     in_runs = {*modes} <= together and not (columns and alignment < 16)
@@ -212,14 +226,84 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             each //= 2
         return r, c, max(1, min(32, c * r // each)), -(-n // c)
 
+    def held() -> Program | None:
+        """Parts in the shared memory of programs that stay, if that is for this problem."""
+        room, warps = table.part_of(f"held_{layout}", desc.op, desc.element)
+        mapped = [mode for mode in modes[:3] if mode != "n"]
+        small = sum(mode in ("r", "u") for mode in mapped)
+        met = [mode for mode in (modes[0], modes[2]) if not reduced and mode in ("r", "u")]
+        fit = in_runs and alignment == 16 and many == 1 and not ordered
+        if not room or not fit or modes[1] in ("r", "u") or len(met) > 1:
+            return None
+        if desc.element is ElementKind.F64 or small == len(mapped):
+            return None
+        programs = table.fill // 2  # one for each processor
+        r = min(up(beside.extent), table.lagged_width // item) if columns else 1
+        row_tiles = -(-beside.extent // r) * beside_tiles
+        # A warp's loads lie along the axis, but for rows side by side.
+        least = warps * 512 // item // r * (2 if prod_kind else 1)
+        c = min(length, room // r)
+        alone = half and desc.op in _COUNTS and (n % c or beside.extent % r)
+        if alone or not geometry.near(r, c):
+            c //= 2  # more registers an element: not compared two at a time, or far apart
+        while c > least and row_tiles * -(-n // c) < programs >= -(-n // (c // 2)):
+            c //= 2
+        parts = -(-n // c)
+        if c < least or not 1 < parts <= programs or row_tiles * parts >= 2**31:
+            return None
+        every = n % c == 0 and beside.extent % r == 0
+        lanes = 32 * warps // r  # threads that join the states of a row
+        wide = prod_kind or (desc.element is ElementKind.F32 and desc.op not in _COUNTS)
+        words = -(-row_tiles * parts * r * (8 if wide else 4) // 8)
+        launch = Step(
+            kernel="held.held_rows",
+            grid=min(programs, row_tiles * parts),
+            arguments=(
+                *pointers,
+                ("told", Pointer(WORKSPACE, "fp64" if wide else "fp32")),
+                *(pair for pair in arguments if pair[0] not in ("axis_order", "order_base")),
+                ("parts", Int(parts, "i32")),
+                ("units", Int(row_tiles * parts, "i32")),
+            ),
+            constants=(
+                *constants,
+                ("R", r),
+                ("C", c),
+                ("K", min(max(up(parts), lanes), lanes * (4 if wide else 8))),
+                ("STAGES", table.held_parts),
+                ("PAIRS", paired and every),
+                ("NEAR", geometry.near(r, c)),
+                ("FULL", every),
+            ),
+            warps=warps,
+            registers=all_registers(warps),
+            alignment=alignment,
+            aligned=divided,
+            together=True,
+        )
+        return Program(
+            steps=(clearing(0, words), launch),
+            runner=None,
+            workspace_bytes=8 * words * slots,
+            reads=unread,
+            layout=layout,
+            variant="held",
+            why=f"rows are cut into {parts} parts, kept in shared memory: one read",
+        )
+
+    stays = held() if aligned else None
     clustered = False
     if table.part_of(f"cluster_{layout}", desc.op, desc.element)[0]:
-        width = table.width_of(desc.op) if half else table.lagged_width
-        r, c, warps, parts = cut(f"cluster_{layout}", width // 2 if half and ordered else width)
+        r, c, warps, parts = cut(f"cluster_{layout}", table.lagged_width)
         clustered = parts <= table.cluster
     if not clustered:
         r, c, warps, parts = cut(f"lagged_{layout}", table.lagged_width)
         clustered = parts <= table.cluster and not columns
+    first = table.number_of(table.held_first, f"held_{layout}", desc.op, desc.element)
+    if stays is not None and (first or not clustered):
+        other = program(desc, given, table, aligned=False)
+        room = max(stays.workspace_bytes, other.workspace_bytes)
+        return replace(stays, unaligned=other, workspace_bytes=room)
     if in_runs:
         place = f"{'cluster' if clustered else 'lagged'}_{layout}"
     tiles = -(-beside.extent // r) * beside_tiles

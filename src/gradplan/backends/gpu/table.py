@@ -44,7 +44,9 @@ class Table:
     column_factor: int
     """Neighbouring rows count so many times."""
     column_bytes: int
-    """Neighbouring rows that stay in registers are taken together up to this many bytes."""
+    """Neighbouring rows that stay in registers are taken together up to this many bytes ..."""
+    column_tile: int
+    """... and, with all their places and operands, this many."""
     lagged_rows: Lines
     """Rows cut into parts, a program each: the elements of a part and its warps, for halves and
     for f32; half as many of f64."""
@@ -56,8 +58,14 @@ class Table:
     """The same where the programs of a cluster hold the rows ..."""
     cluster_columns: Lines
     """... or rows side by side (0: never) ..."""
-    cluster_width: tuple[tuple[str, int], ...]
-    """... of halves so many bytes of them, by kind."""
+    held_rows: Lines
+    """The same where programs that stay keep parts in shared memory (0: never) ..."""
+    held_columns: Lines
+    """... or rows side by side ..."""
+    held_first: ByPlace
+    """... whether they do where a cluster could hold the rows ..."""
+    held_parts: int
+    """... and how many parts each has room for."""
     lag: int
     """So many parts are read before the first is read again, from the cache (0: in two launches),
     ..."""
@@ -182,10 +190,6 @@ class Table:
                 return halves if half else others if element is ElementKind.F32 else 0
         return 0
 
-    def width_of(self, kind: str) -> int:
-        """The bytes of rows of halves side by side that a cluster holds."""
-        return next(width for name, width in self.cluster_width if name in ("", kind))
-
     def part_of(self, place: str, kind: str, element: ElementKind) -> tuple[int, int]:
         """The elements of a part of rows, by the field that says so, and its warps."""
         tile, warps = _line_of(getattr(self, place), kind, element)
@@ -209,6 +213,7 @@ _SM_90 = Table(
     packed=16384,
     column_factor=4,
     column_bytes=128,
+    column_tile=8192,
     lagged_rows=(
         ("softmax", 16384, 8, 8192, 4),
         ("max", 16384, 8, 16384, 8),
@@ -230,13 +235,25 @@ _SM_90 = Table(
         ("", 16384, 4, 16384, 4),
     ),
     cluster_columns=(
-        ("log_softmax", 8192, 4, 8192, 4),
-        ("var", 16384, 4, 16384, 4),
-        ("std", 16384, 4, 16384, 4),
-        ("prod", 16384, 4, 0, 0),
-        ("", 16384, 4, 8192, 4),
+        ("var", 0, 4, 16384, 4),
+        ("prod", 0, 4, 0, 4),
+        ("", 0, 4, 8192, 4),
     ),
-    cluster_width=(("softmax", 64), ("std", 64), ("prod", 64), ("", 128)),
+    held_rows=(
+        ("softmax", 16384, 8, 8192, 8),
+        ("log_softmax", 16384, 8, 8192, 8),
+        ("", 32768, 8, 16384, 8),
+    ),
+    held_columns=(
+        ("softmax", 16384, 8, 8192, 8),
+        ("log_softmax", 16384, 8, 8192, 8),
+        ("", 32768, 8, 16384, 8),
+    ),
+    held_first=(
+        ("held_rows", "prod", 0, 1),
+        ("held_columns", "std", 0, 1),
+    ),
+    held_parts=3,
     lag=352,
     lag_bytes=18 << 20,
     strided_tile=4096,
@@ -353,11 +370,9 @@ _SM_90 = Table(
         ("cluster_rows", "max", 0, 64),
         ("cluster_rows", "min", 0, 64),
         ("cluster_rows", "prod", 168, 0),
-        ("cluster_columns", "softmax", 168, 0),
         ("cluster_columns", "max", 0, 80),
         ("cluster_columns", "min", 0, 80),
         ("cluster_columns", "var", 0, 168),
-        ("cluster_columns", "std", 168, 0),
     ),
 )
 
@@ -369,12 +384,16 @@ _INTERPRETER = Table(
     packed=1 << 30,
     column_factor=1,
     column_bytes=16,
+    column_tile=256,
     lagged_rows=(("", 128, 4, 64, 4),),
     lagged_columns=(("", 128, 4, 64, 4),),
     lagged_width=16,
     cluster_rows=(("", 128, 4, 64, 4),),
     cluster_columns=(("", 128, 4, 64, 4),),
-    cluster_width=(("", 8),),
+    held_rows=(("", 0, 4, 0, 4),),
+    held_columns=(("", 0, 4, 0, 4),),
+    held_first=(),
+    held_parts=3,
     lag=5,
     lag_bytes=1 << 20,
     strided_tile=128,
@@ -421,8 +440,22 @@ _INTERPRETER = Table(
 )
 
 
-_OTHERS = replace(_SM_90, registers=())  # what is enough was found by compiling for sm_90
-_SM_80 = replace(_OTHERS, roomy=True, cluster=0, paired=(ElementKind.F16,))
+_OTHERS = replace(
+    _SM_90,
+    registers=(),  # what is enough was found by compiling for sm_90
+    cluster_rows=tuple(
+        (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.cluster_rows
+    ),
+)
+_NONE: Lines = (("", 0, 1, 0, 1),)
+_SM_80 = replace(
+    _OTHERS,
+    roomy=True,
+    cluster=0,
+    held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part
+    held_columns=_NONE,
+    paired=(ElementKind.F16,),
+)
 _PROCESSORS = 132  # of the H200
 
 

@@ -49,13 +49,6 @@ _ONE = tl.constexpr(0x3FF0 << 48)
 
 
 @triton.jit
-def clear(told, count, B: tl.constexpr):
-    """Nothing has been told yet."""
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    tl.store(told + at, _NOT_TOLD, mask=at < count)
-
-
-@triton.jit
 def scan_chain(
     dy,
     x,

@@ -300,8 +300,11 @@ def numbers(
 
 @triton.jit
 def by_rows(value):
-    """A number a row, [R], of a tile [R, 1]."""
-    return tl.reshape(value, (value.shape[0],))
+    """A number a row, [R], of a tile [R, 1], or as it is."""
+    if len(value.shape) == 1:
+        return value
+    else:
+        return tl.reshape(value, (value.shape[0],))
 
 
 @triton.jit

@@ -29,7 +29,7 @@ _INTERPRETED = tl.constexpr(interpreted())
 def tile_row(tile, extents, R: tl.constexpr):
     """The number of a tile above the innermost row dimension, and its first row within that."""
     if len(extents) == 1:
-        return tl.full((), 0, tl.int64), tile.to(tl.int64) * R
+        return tile.to(tl.int64) * 0, tile.to(tl.int64) * R
     else:
         tiles = tl.cdiv(extents[0], R).to(tl.int32)
         return (tile // tiles).to(tl.int64), (tile % tiles).to(tl.int64) * R

@@ -12,6 +12,7 @@ import triton.language as tl
 
 _TURNS = tl.constexpr(1 << 28)
 _READY = tl.constexpr(1 << 28)
+_NOT_TOLD = tl.constexpr(-1)
 
 
 @triton.jit
@@ -93,3 +94,10 @@ def leave(counter, parts):
 def in_order(counter):
     """How many programs of this launch started before, by a counter that starts at −1."""
     return (tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") + 1).to(tl.int32)
+
+
+@triton.jit
+def clear(told, count, B: tl.constexpr):
+    """Nothing has been told yet."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    tl.store(told + at, _NOT_TOLD, mask=at < count)
