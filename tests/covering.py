@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradplan import cases
-from gradplan.backends.gpu import aot, chained, program, programs, recurrence, rows, segments
+from gradplan.backends.gpu import aot, chained, maps, program, programs, recurrence, rows, segments
 from gradplan.backends.gpu.table import table_of
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
@@ -25,7 +25,7 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    sources = "".join(map(inspect.getsource, (rows, recurrence, chained, segments, program)))
+    sources = "".join(map(inspect.getsource, (maps, rows, recurrence, chained, segments, program)))
     return set(re.findall(r'kernel="([a-z_.]+)"', sources))
 
 

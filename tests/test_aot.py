@@ -204,3 +204,20 @@ for capability in (80, 89, 90):
     source = str(Path(aot.__file__).parents[3])
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+
+
+def test_an_older_triton_does_without_gluon(monkeypatch):
+    """Rows are then read twice, by kernels in Triton alone."""
+    desc = cases.describe(
+        next(one for one in SPECS if one.kind == "softmax"), ElementKind.F32, (8192, 8192), (0,)
+    )
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    assert programs.choose(desc, strides, table_of("sm_90")).variant == "held"
+    launch.has_gluon.cache_clear()
+    monkeypatch.setattr(launch, "version", lambda name: "3.5.1")
+    try:
+        found = programs.choose(desc, strides, table_of("sm_90"))
+        assert found.variant == "lagged"
+        assert found.unaligned is None
+    finally:
+        launch.has_gluon.cache_clear()

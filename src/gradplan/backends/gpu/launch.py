@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from ...errors import KernelFailure
@@ -137,11 +138,14 @@ _GLUON_KERNELS = ("held",)
 
 @lru_cache(maxsize=1)
 def has_gluon() -> bool:
-    """Whether Triton has Gluon as our kernels know it."""
-    import triton
-
-    major, minor = (int(part) for part in triton.__version__.split(".")[:2])
-    return (major, minor) >= (3, 6)
+    """Whether Triton has Gluon as our kernels know it; one that is not here is taken to."""
+    for name in ("triton", "pytorch-triton"):
+        try:
+            major, minor = version(name).split(".")[:2]
+        except PackageNotFoundError:
+            continue
+        return (int(major), int(minor)) >= (3, 6)
+    return True
 
 
 def _function(name: str) -> Any:

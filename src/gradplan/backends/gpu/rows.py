@@ -268,6 +268,7 @@ class _Rows:
             return None
         lanes = 32 * warps // r  # threads that join the states of a row
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
+        heard = min(max(up(parts), lanes), lanes * (4 if wide else 8))
         words = -(-units * r * (8 if wide else 4) // 8)
         launch = Step(
             kernel="held.held_rows",
@@ -283,7 +284,8 @@ class _Rows:
                 *self.constants,
                 ("R", r),
                 ("C", c),
-                ("K", min(max(up(parts), lanes), lanes * (4 if wide else 8))),
+                ("K", heard),
+                ("MORE", parts > heard),
                 ("STAGES", table.held_parts),
                 ("PAIRS", self.paired and self.every(r, c)),
                 ("NEAR", self.geometry.near(r, c)),

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...kinds import ElementKind
+from .launch import has_gluon
 
 __all__ = ["Table", "table_of", "using"]
 
@@ -465,6 +466,8 @@ _TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80, "sm_90": _SM_90}
 def table_of(arch: str, processors: int | None = None) -> Table:
     """The thresholds of an architecture, on a device with so many multiprocessors."""
     table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else _OTHERS)
+    if not has_gluon():
+        table = replace(table, held_rows=_NONE, held_columns=_NONE)
     if processors is None or processors == _PROCESSORS:
         return table
     return replace(table, fill=2 * processors)

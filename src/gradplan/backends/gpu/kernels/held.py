@@ -68,13 +68,14 @@ def held_rows(
     R: gl.constexpr,
     C: gl.constexpr,
     K: gl.constexpr,
+    MORE: gl.constexpr,
     STAGES: gl.constexpr,
     PAIRS: gl.constexpr,
     NEAR: gl.constexpr,
     FULL: gl.constexpr,
 ):
     """`units` parts of R rows by C places; a program has room for STAGES of them, and asks for the
-    states of K parts of a row at a time.
+    states of K parts of a row at a time; MORE says that there are more.
 
     `told` are the states [unit, R]; all bits of one that is not told yet are 1. A state is its own
     flag: nobody waits for more than the very numbers that it needs. A product that is no plain
@@ -185,12 +186,13 @@ def held_rows(
             if KIND == "prod":
                 s0, s1, s2 = joined_products(
                     told, words, needed, heard, former, parts, some, more, KIND, ELEMENT, OUT, R, K,
-                    HEARD, JOIN,
+                    MORE, HEARD, JOIN,
                 )  # fmt: skip
             else:
                 s0 = joined(
-                    told, words, heard, former, parts, some, KIND, ELEMENT, OUT, R, K, HEARD, JOIN
-                )
+                    told, words, heard, former, parts, some, KIND, ELEMENT, OUT, R, K, MORE, HEARD,
+                    JOIN,
+                )  # fmt: skip
                 s1 = s0
                 s2 = s0
             k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, row_dy_, row_y_, p, q, s2 == s2)
@@ -629,15 +631,17 @@ def asked(count, bits):
 @gluon.jit
 def joined(
     told, words, heard, unit, parts, some, KIND: gl.constexpr, ELEMENT: gl.constexpr,
-    OUT: gl.constexpr, R: gl.constexpr, K: gl.constexpr, HEARD: gl.constexpr, JOIN: gl.constexpr,
+    OUT: gl.constexpr, R: gl.constexpr, K: gl.constexpr, MORE: gl.constexpr, HEARD: gl.constexpr,
+    JOIN: gl.constexpr,
 ):  # fmt: skip
     """The states of rows, f64 [R], from those of their parts, in an order that depends on their
     number alone."""
     state = gl.sum(by_lanes(numbers_of(hear(words, heard, R, K)), R, K), 2)
-    for first in range(K, parts, K):
-        later, needed = words_of(told, unit, first, parts, R, K, HEARD)
-        more = numbers_of(hear(later, overheard(later, needed, KIND, ELEMENT), R, K))
-        state += gl.sum(by_lanes(more, R, K), 2)
+    if MORE:
+        for first in range(K, parts, K):
+            later, needed = words_of(told, unit, first, parts, R, K, HEARD)
+            others = numbers_of(hear(later, overheard(later, needed, KIND, ELEMENT), R, K))
+            state += gl.sum(by_lanes(others, R, K), 2)
     if OUT == "t":
         state = gl.convert_layout(gl.sum(state, 1), gl.SliceLayout(1, JOIN))
     else:
@@ -669,16 +673,17 @@ def by_lanes(values, R: gl.constexpr, K: gl.constexpr):
 def joined_products(
     told, words, needed, heard, unit, parts, some, more, KIND: gl.constexpr,
     ELEMENT: gl.constexpr, OUT: gl.constexpr, R: gl.constexpr, K: gl.constexpr,
-    HEARD: gl.constexpr, JOIN: gl.constexpr,
+    MORE: gl.constexpr, HEARD: gl.constexpr, JOIN: gl.constexpr,
 ):  # fmt: skip
     """The same of products: significand, exponent, and whether some part was told otherwise."""
     m, e = told_products(hear(words, heard, R, K), needed, R, K)
-    for first in range(K, parts, K):
-        later, needed_too = words_of(told, unit, first, parts, R, K, HEARD)
-        heard_too = hear(later, overheard(later, needed_too, KIND, ELEMENT), R, K)
-        m2, e2 = told_products(heard_too, needed_too, R, K)
-        m *= m2
-        e += e2
+    if MORE:
+        for first in range(K, parts, K):
+            later, needed_too = words_of(told, unit, first, parts, R, K, HEARD)
+            heard_too = hear(later, overheard(later, needed_too, KIND, ELEMENT), R, K)
+            m2, e2 = told_products(heard_too, needed_too, R, K)
+            m *= m2
+            e += e2
     if OUT == "t":
         m, e = gl.reduce((m, e), 1, times_few_parts)
         m, e = (
