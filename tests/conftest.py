@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections import Counter
@@ -91,3 +92,29 @@ def ran(monkeypatch):
 
         monkeypatch.setattr(operator, "run", run)
     return count
+
+
+@pytest.fixture(autouse=True)
+def counters():
+    """The streams of each test on a GPU have none yet."""
+    if CUDA:
+        from gradplan.backends.gpu import streams
+
+        torch.cuda.synchronize()
+        streams._counters.clear()
+
+
+@pytest.fixture
+def no_more_memory():
+    """A function that forbids torch to take any more memory of the GPU; undone afterwards."""
+
+    def forbid():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+
+    yield forbid
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()

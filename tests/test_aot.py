@@ -8,6 +8,7 @@ import sys
 from math import prod
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,11 +67,7 @@ def test_the_names_in_tritons_cache_do_not_depend_on_which_kernel_comes_first():
 
 def test_every_module_of_kernels_is_named():
     folder = Path(launch.__file__).parent / "kernels"
-    assert {path.stem for path in folder.glob("*.py")} == {
-        "__init__",
-        *launch._KERNELS,
-        *launch._GLUON_KERNELS,
-    }
+    assert {path.stem for path in folder.glob("*.py")} == {"__init__", *launch._KERNELS}
 
 
 @pytest.fixture(scope="module")
@@ -206,18 +203,27 @@ for capability in (80, 89, 90):
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
-def test_an_older_triton_does_without_gluon(monkeypatch):
-    """Rows are then read twice, by kernels in Triton alone."""
-    desc = cases.describe(
-        next(one for one in SPECS if one.kind == "softmax"), ElementKind.F32, (8192, 8192), (0,)
-    )
+@pytest.mark.parametrize(("arch", "shared"), [("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])
+def test_rows_are_held_where_they_fit(arch, shared):
+    """No launch takes more shared memory than its architecture has."""
+    desc = cases.describe(next(s for s in SPECS if s.kind == "softmax"), ElementKind.F32,
+                          (8192, 8192), (0,))  # fmt: skip
     strides = {op.name: c_strides(op.shape) for op in desc.operands}
-    assert programs.choose(desc, strides, table_of("sm_90")).variant == "held"
-    launch.has_gluon.cache_clear()
-    monkeypatch.setattr(launch, "version", lambda name: "3.5.1")
-    try:
-        found = programs.choose(desc, strides, table_of("sm_90"))
-        assert found.variant == "lagged"
-        assert found.unaligned is None
-    finally:
-        launch.has_gluon.cache_clear()
+    found = programs.choose(desc, strides, table_of(arch))
+    held = 3 * 2 * 4 * 32 * 256  # parts, operands, bytes, rows, places
+    assert (found.variant == "held") == (held <= shared << 10)
+
+
+def test_what_runs_at_addresses_that_16_does_not_divide():
+    desc = cases.describe(next(s for s in SPECS if s.kind == "softmax"), ElementKind.BF16,
+                          (64, 1 << 20), (1,))  # fmt: skip
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    found = programs.choose(desc, strides, table_of("sm_90"))
+    assert found.variant == "held"
+    addresses = {name: SimpleNamespace(ptr=1 << 20) for name in strides}
+    assert found.suited(addresses) is found
+    addresses["y"].ptr += 2
+    other = found.suited(addresses)
+    assert other.variant == "lagged"
+    assert other.suited(addresses) is other
+    assert other.workspace_bytes <= found.workspace_bytes

@@ -118,7 +118,7 @@ def test_every_kernel_is_met():
     for case in long_rows(ElementKind.F16):
         met |= {step.kernel for step in program_of(cases.Problem(case)).steps}
     # Its programs wait for later ones, in a language without an interpreter. Its formulas are those
-    # of `rows`, which are met here; on a GPU `test_gpu` runs it in small parts.
+    # of `rows`, which are met here; on a GPU `test_gpu_values` runs it in small parts.
     assert met == named_kernels() - {"held.held_rows"}
 
 

@@ -272,11 +272,14 @@ class Plan:
         program = self._prepare(views)
         streams = self._streams_of(views)
         handle = 0 if streams is None else streams.current()
+        if streams is not None:
+            gpu: Any = program
+            program = gpu.suited(views)
         address, keep = self._workspace(program.workspace_bytes, workspace, views, handle)
         if streams is None:
             launch = program.bind(views, address)
         else:
-            gpu: Any = program
+            gpu = program
             launch = gpu.bind(views, address, handle)
             own = (keep if workspace is None else None, getattr(launch, "owned", None))
             owned = [memory for memory in own if memory is not None]

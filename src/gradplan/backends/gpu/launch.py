@@ -20,7 +20,6 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from ...errors import KernelFailure
@@ -28,6 +27,7 @@ from ...views import View
 
 __all__ = ["Int", "Interpreter", "Launcher", "Pointer", "Step", "compiled", "device_arch"]
 
+_TRITON = (3, 6)  # the oldest whose compiler takes all kernels
 WORKSPACE = "workspace"
 COUNTERS = "counters"
 
@@ -91,7 +91,13 @@ def missing() -> str | None:
                 f"pip install 'gradplan[{extra}]'"
             )
     import torch
+    import triton
 
+    if tuple(map(int, triton.__version__.split(".")[:2])) < _TRITON:
+        return (
+            f"triton {triton.__version__} is installed; the GPU backend needs "
+            f"{'.'.join(map(str, _TRITON))} or newer: pip install --upgrade 'gradplan[gpu]'"
+        )
     if not torch.cuda.is_available():
         return "torch finds no CUDA device on this machine; use device='cpu'"
     return None
@@ -131,21 +137,8 @@ def current_device() -> int:
 
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
-    "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments",
+    "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments", "held",
 )  # fmt: skip
-_GLUON_KERNELS = ("held",)
-
-
-@lru_cache(maxsize=1)
-def has_gluon() -> bool:
-    """Whether Triton has Gluon as our kernels know it; one that is not here is taken to."""
-    for name in ("triton", "pytorch-triton"):
-        try:
-            major, minor = version(name).split(".")[:2]
-        except PackageNotFoundError:
-            continue
-        return (int(major), int(minor)) >= (3, 6)
-    return True
 
 
 def _function(name: str) -> Any:
@@ -160,7 +153,7 @@ def _name_all() -> None:
     Its cache goes by these names, and the name of a function depends on which others had theirs
     before: without this another process that starts with another kernel finds nothing.
     """
-    for module in (*_KERNELS, *(_GLUON_KERNELS if has_gluon() else ())):
+    for module in _KERNELS:
         for one in vars(importlib.import_module(f"{__package__}.kernels.{module}")).values():
             getattr(one, "cache_key", None)
 
@@ -210,7 +203,7 @@ def _signature(step: Step, pointer_bytes: int) -> tuple[dict[str, Any], dict[str
 
 def _source(function: Any) -> Any:
     """The compiler's class for a kernel in Triton, or in Gluon."""
-    if has_gluon() and function.is_gluon():
+    if function.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource
 
         return GluonASTSource

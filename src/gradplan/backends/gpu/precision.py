@@ -2,8 +2,8 @@
 
 u is the element's unit roundoff (one rounding at the store), w = 2⁻²⁴ that of f32, v = 2⁻⁵³ that
 of f64. Row sums, carries between tiles, products and segment sums are f64 for every element, but
-that up to eight halves of a row, and a chunk of an embedding's, are summed in f32 first; maps and
-the scan of a tile are f32 for all but f64.
+that halves of a row that a warp has (up to 4096, at most 128 a thread), and a chunk of an
+embedding's, are summed in f32 first; maps and the scan of a tile are f32 for all but f64.
 """
 
 from __future__ import annotations

@@ -55,6 +55,10 @@ class Program:
     unaligned: Program | None = None
     """What runs in its place where 16 does not divide all addresses; it needs no more workspace."""
 
+    def suited(self, views: Mapping[str, View]) -> Program:
+        """This one, or what runs in its place for arrays at these addresses."""
+        return self.unaligned if self.unaligned is not None and self._askew(views, 0) else self
+
     def bind(
         self, views: Mapping[str, View], workspace: int, stream: int = 0
     ) -> Callable[..., None]:

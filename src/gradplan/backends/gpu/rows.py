@@ -21,6 +21,7 @@ from .table import Table
 __all__ = ["program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
+_TERMS = 4096
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
 _JOINED = ("row_dims", "row_dy", "row_y", "axis_dims", "axis_dy", "axis_y", "p", "q")
@@ -257,14 +258,22 @@ class _Rows:
         # A warp's loads lie along the axis, but for rows side by side.
         least = warps * 512 // self.item // r * (2 if self.product else 1)
         c = min(self.length, room // r)
+        # What takes more registers an element: not compared two at a time, far apart, or the
+        # products of halves with more to find their rows by.
         alone = self.half and op in _COUNTS and not self.every(r, c)
-        if alone or not self.geometry.near(r, c):
-            c //= 2  # more registers an element: not compared two at a time, or far apart
+        loose = self.columns and not (table.registers or self.every(r, c))
+        nested = self.modes[0] == "r" or len(self.geometry.rows.dims) > 2
+        nested = nested and self.columns and self.product and self.half
+        if alone or loose or nested or not self.geometry.near(r, c):
+            c //= 2
+        # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
+        while self.half and c // warps > _TERMS:
+            c //= 2
         while c > least and self.tiles(r) * -(-self.n // c) < programs >= -(-self.n // (c // 2)):
             c //= 2
         parts = -(-self.n // c)
         units = self.tiles(r) * parts
-        if c < least or not 1 < parts <= programs or units >= 2**31:
+        if c < least or not 1 < parts <= programs or units >= 2**31 - 4 * programs:
             return None
         lanes = 32 * warps // r  # threads that join the states of a row
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)

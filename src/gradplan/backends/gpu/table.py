@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ...kinds import ElementKind
-from .launch import has_gluon
 
 __all__ = ["Table", "table_of", "using"]
 
@@ -457,6 +456,8 @@ _SM_80 = replace(
     held_columns=_NONE,
     paired=(ElementKind.F16,),
 )
+# A program has less shared memory than it keeps rows in.
+_SM_120 = replace(_OTHERS, held_rows=_NONE, held_columns=_NONE)
 _PROCESSORS = 132  # of the H200
 
 
@@ -465,9 +466,9 @@ _TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80, "sm_90": _SM_90}
 
 def table_of(arch: str, processors: int | None = None) -> Table:
     """The thresholds of an architecture, on a device with so many multiprocessors."""
-    table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else _OTHERS)
-    if not has_gluon():
-        table = replace(table, held_rows=_NONE, held_columns=_NONE)
+    family = {"sm_8": _TABLES["sm_80"], "sm_12": _SM_120}
+    others = (table for name, table in family.items() if arch.startswith(name))
+    table = _TABLES.get(arch) or next(others, _OTHERS)
     if processors is None or processors == _PROCESSORS:
         return table
     return replace(table, fill=2 * processors)
