@@ -65,6 +65,84 @@ def test_covering_cases(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+def held_shapes(spec, element):
+    """Rows of two parts, one after the other and side by side, in full tiles and others; the first
+    are longer of halves, unless these are compared one by one."""
+    longer = element in HALVES
+    ragged = 1008 if longer and not spec.ties else 400
+    full = 1024 if longer else 512
+    return [((3, full), (1,)), ((64, 128), (0,)), ((2, ragged), (1,)), ((2, 24, 80), (1,))]
+
+
+def holding():
+    """The interpreter's table, with rows of two parts held."""
+    return replace(
+        table.table_of("interpreter"),
+        fill=4,
+        resident_words=16,
+        lagged_width=128,
+        held_rows=(("", 512, 1, 256, 1),),
+        held_columns=(("", 2048, 2, 1024, 2),),
+    )
+
+
+@problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
+def test_rows_of_two_parts_that_are_held(spec, element):
+    """By one program, which the interpreter runs; on a GPU `test_gpu_values` has many. All data;
+    shapes and options take turns."""
+    asked = [
+        (fields, without)
+        for fields, without in cases.options_of(spec, element)
+        if fields.get("ties") not in ("all", "first", "last")
+    ]
+    shapes = held_shapes(spec, element)
+    turn = ELEMENTS.index(element)
+    missed = []
+    with table.using("interpreter", holding()):
+        for k, data in enumerate(cases.data_of(spec), turn):
+            (shape, axes), (fields, without) = shapes[k % 4], asked[k % len(asked)]
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
+            assert bound(problem).sku.variant == "held"
+            problem.run("cpu", TRITON)
+            plan = problem.plan("cpu", TRITON)
+            outcome = problem.outcome(plan.precision_guarantee.relative_error)
+            if not outcome.ok:
+                missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_part_may_leave_the_range_that_its_row_keeps(element, axis, monkeypatch):
+    """Products of parts beyond f64 whose own product is 1: a plain quotient all the same."""
+    from gradplan.backends.gpu.kernels import held
+
+    def refused(*_):
+        pytest.fail("the careful way")
+
+    monkeypatch.setattr(held, "careful_product", refused)
+    monkeypatch.setattr(held, "careful_shares", refused)
+    n, power = ((1024, 3) if element != "f32" else (512, 6)) if axis else (64, 40)
+    if axis == 0 and element == "f16":
+        pytest.skip("32 factors of f16 stay in range")
+    dtype = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[element]
+    half = np.full(n // 2, 2.0**power)
+    x = np.concatenate([half, 1 / half])
+    dy = np.array([1.0, -3.0, 0.5] if axis else np.arange(128) - 64.0)
+    shape = (len(dy), n) if axis else (n, len(dy))
+    lent = np.broadcast_to(x if axis else x[:, None], shape).astype(dtype, order="C")
+    desc = cases.describe(spec_of("prod"), ElementKind(element), shape, (axis,))
+    dx = np.empty(shape, dtype)
+    args = gp.ReduceBackwardArgs(dy=np.expand_dims(dy, axis).astype(dtype), x=lent, dx=dx)
+    with table.using("interpreter", holding()):
+        bound_launch = gp.ReduceBackwardPlan.select(desc, preference=TRITON).bind(args)
+        assert bound_launch.sku.variant == "held"
+        bound_launch()
+    wanted = np.expand_dims(dy, axis) / (x if axis else x[:, None])
+    np.testing.assert_array_equal(dx.astype(np.float64), np.broadcast_to(wanted, shape))
+
+
 LAGGING = [spec for spec in SPECS if spec.engine in (Engine.ROW_STATE, Engine.RECURRENCE)]
 
 
@@ -117,8 +195,7 @@ def test_every_kernel_is_met():
                 met |= {step.kernel for step in (*program.steps, *program.apart)}
     for case in long_rows(ElementKind.F16):
         met |= {step.kernel for step in program_of(cases.Problem(case)).steps}
-    # Its programs wait for later ones, in a language without an interpreter. Its formulas are those
-    # of `rows`, which are met here; on a GPU `test_gpu_values` runs it in small parts.
+    # Its programs wait for later ones: see `test_rows_of_two_parts_that_are_held`.
     assert met == named_kernels() - {"held.held_rows"}
 
 

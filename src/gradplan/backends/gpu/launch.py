@@ -571,7 +571,10 @@ class Interpreter:
                     else value
                     for name, value in step.arguments
                 }
-                _function(step.kernel)[(step.grid,)](**arguments, **dict(step.constants))
+                # Programs wait for each other where all run together; here one does it all, which
+                # tells two parts before it waits.
+                grid = 1 if step.together else step.grid
+                _function(step.kernel)[(grid,)](**arguments, **dict(step.constants))
             assert not any(counters[1:]), "a counter was left counting"
 
         return run

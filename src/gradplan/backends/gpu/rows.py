@@ -296,6 +296,7 @@ class _Rows:
                 ("K", heard),
                 ("MORE", parts > heard),
                 ("STAGES", table.held_parts),
+                ("NW", warps),
                 ("PAIRS", self.paired and self.every(r, c)),
                 ("NEAR", self.geometry.near(r, c)),
                 ("FULL", self.every(r, c)),

@@ -12,10 +12,9 @@ it is asked for. All programs must run at the same time: the launch is a coopera
 
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from ..gluon import async_copy, gl, gluon
+from ..launch import interpreted
 from .arithmetic import multiply, plain_parts, power_of_two, reciprocal, rough_reciprocal
 from .formulas import (
     apply,
@@ -33,6 +32,7 @@ from .formulas import (
 )
 from .tiles import by_row, fetch, fetch_raw, outer_offset, place, put, tile_row, widened
 
+_INTERPRETED = tl.constexpr(interpreted())
 _ODD = tl.constexpr(1 << 20)
 
 
@@ -58,21 +58,22 @@ def held_rows(
     q,
     parts,
     units,
-    KIND: gl.constexpr,
-    TIES: gl.constexpr,
-    ELEMENT: gl.constexpr,
-    DY: gl.constexpr,
-    X: gl.constexpr,
-    Y: gl.constexpr,
-    OUT: gl.constexpr,
-    R: gl.constexpr,
-    C: gl.constexpr,
-    K: gl.constexpr,
-    MORE: gl.constexpr,
-    STAGES: gl.constexpr,
-    PAIRS: gl.constexpr,
-    NEAR: gl.constexpr,
-    FULL: gl.constexpr,
+    KIND: tl.constexpr,
+    TIES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    DY: tl.constexpr,
+    X: tl.constexpr,
+    Y: tl.constexpr,
+    OUT: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    MORE: tl.constexpr,
+    STAGES: tl.constexpr,
+    NW: tl.constexpr,
+    PAIRS: tl.constexpr,
+    NEAR: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     """`units` parts of R rows by C places; a program has room for STAGES of them, and asks for the
     states of K parts of a row at a time; MORE says that there are more.
@@ -81,19 +82,18 @@ def held_rows(
     flag: nobody waits for more than the very numbers that it needs. A product that is no plain
     number is told as NaN, and its parts stand behind all states.
     """
-    NW: gl.constexpr = gl.num_warps()
-    TILE: gl.constexpr = tile_layout(OUT, ELEMENT, R, NW)
-    HEARD: gl.constexpr = heard_layout(R, K, NW)
-    ALONE: gl.constexpr = alone_layout(R, NW, NW)
-    JOIN: gl.constexpr = join_layout(OUT, R, K, NW)
-    ROW: gl.constexpr = gl.SliceLayout(1, JOIN)
-    SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0] if OUT == "t" else [0, 1])
-    KNOWN: gl.constexpr = gl.float64 if KIND == "prod" else gl.float32
-    LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    TILE: tl.constexpr = tile_layout(OUT, ELEMENT, R, NW)
+    HEARD: tl.constexpr = heard_layout(R, K, NW)
+    ALONE: tl.constexpr = alone_layout(R, NW, NW)
+    JOIN: tl.constexpr = join_layout(OUT, R, K, NW)
+    ROW: tl.constexpr = gl.SliceLayout(1, JOIN)
+    SHARED: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0] if OUT == "t" else [0, 1])
+    KNOWN: tl.constexpr = gl.float64 if KIND == "prod" else gl.float32
+    LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     # What elements meet: arrays, or one value a row.
-    A: gl.constexpr = met(DY, KIND == "softmax" or KIND == "log_softmax")
-    B: gl.constexpr = met(X, False)
-    Z: gl.constexpr = met(Y, KIND != "var" and KIND != "std")
+    A: tl.constexpr = met(DY, KIND == "softmax" or KIND == "log_softmax")
+    B: tl.constexpr = met(X, False)
+    Z: tl.constexpr = met(Y, KIND != "var" and KIND != "std")
     dy_steps = (row_dims, row_dy, axis_dims, axis_dy)
     x_steps = (row_dims, row_x, axis_dims, axis_x)
     y_steps = (row_dims, row_y, axis_dims, axis_y)
@@ -107,7 +107,7 @@ def held_rows(
         more = gl.allocate_shared_memory(gl.int32, [R, 32 * NW // R], SHARED)
         powers = gl.allocate_shared_memory(gl.int32, [R, NW], SHARED)
         far = gl.allocate_shared_memory(gl.int32, [R, NW], SHARED)
-        SMALL: gl.constexpr = NW * run_of(ELEMENT, R)
+        SMALL: tl.constexpr = NW * run_of(ELEMENT, R)
     lines = (
         gl.allocate_shared_memory(gl.float32, [R], LINE),
         gl.allocate_shared_memory(gl.float32, [R], LINE),
@@ -159,14 +159,19 @@ def held_rows(
                 far.store(distant)
                 m, e = plain_parts(gl.reduce(sums.load(ALONE), 1, multiply))
                 e += gl.sum(powers.load(ALONE), 1)
-                odd = gl.max(far.load(ALONE), 1) | (gl.abs(e) > 900).to(gl.int32)
-                if gl.max(odd, 0) == 0:
+                # 2 where some factor is far from 1, 1 where only their product is.
+                odd = 2 * gl.max(far.load(ALONE), 1) | (gl.abs(e) > 900).to(gl.int32)
+                odd = gl.max(odd, 0)
+                if odd == 0:
                     tell(target, m * power_of_two(e), R, KIND, ELEMENT)
                 else:
-                    s0, s1, s2 = careful_product(
-                        x, X, x_steps, unit, parts, row_dims, n, ELEMENT, R, C, SMALL, NEAR, TILE
-                    )
-                    tell_parts(target, units, s0, s1, s2, R, KIND, ELEMENT, ALONE)
+                    t0, t1, t2 = m, e.to(gl.float64), m * 0.0
+                    if odd > 1:
+                        t0, t1, t2 = careful_product(
+                            x, X, x_steps, unit, parts, row_dims, n, ELEMENT, R, C, SMALL, NEAR,
+                            TILE, ALONE,
+                        )  # fmt: skip
+                    tell_parts(target, units, t0, t1, t2, R, KIND, ELEMENT)
             else:
                 a = loaded(kept_dy, A, i % STAGES, beside, TILE)
                 b = loaded(kept_x, B, i % STAGES, beside, TILE)
@@ -186,18 +191,26 @@ def held_rows(
             if KIND == "prod":
                 s0, s1, s2 = joined_products(
                     told, words, needed, heard, former, parts, some, more, KIND, ELEMENT, OUT, R, K,
-                    MORE, HEARD, JOIN,
+                    NW, MORE, HEARD, JOIN,
                 )  # fmt: skip
             else:
                 s0 = joined(
-                    told, words, heard, former, parts, some, KIND, ELEMENT, OUT, R, K, MORE, HEARD,
-                    JOIN,
+                    told, words, heard, former, parts, some, KIND, ELEMENT, OUT, R, K, NW, MORE,
+                    HEARD, JOIN,
                 )  # fmt: skip
                 s1 = s0
                 s2 = s0
             k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, row_dy_, row_y_, p, q, s2 == s2)
             if KIND == "prod":
                 plain = gl.min(k2, 0) != 0.0
+                if not plain:
+                    s0, s1, s2 = heard_parts(
+                        told, former, parts, units, KIND, ELEMENT, R, K, HEARD, ROW
+                    )
+                    k0, k1, k2 = numbers(
+                        KIND, TIES, ELEMENT, s0, s1, s2, row_dy_, row_y_, p, q, s2 == s2
+                    )
+                    plain = gl.min(k2, 0) != 0.0
             k0 = spread(k0, lines[0], OUT, TILE)
             if KIND != "softmax" and KIND != "max" and KIND != "min":
                 k1 = spread(k1, lines[1], OUT, TILE)
@@ -212,10 +225,9 @@ def held_rows(
                         here = whence(former // parts, begin, row_dims, n, R, C // 2, NEAR, TILE)
                         put(out, OUT, value, here, out_steps, R, C // 2, FULL)
                 else:
-                    o0, o1, o2 = heard_parts(told, former, parts, units, KIND, ELEMENT, R, K, HEARD)
                     careful_shares(
                         dy, x, out, DY, X, OUT, dy_steps, x_steps, out_steps, former, parts,
-                        row_dims, n, o0, o1, o2, ELEMENT, R, C, SMALL, NEAR, TILE,
+                        row_dims, n, s0, s1, s2, ELEMENT, R, C, SMALL, NEAR, TILE,
                     )  # fmt: skip
             else:
                 a = loaded(kept_dy, A, freed, before, TILE)
@@ -300,8 +312,8 @@ def word_scale(kind, element):
 
 
 @gluon.jit
-def room(pointer, MODE: gl.constexpr, R: gl.constexpr, C: gl.constexpr, STAGES: gl.constexpr,
-         SHARED: gl.constexpr):  # fmt: skip
+def room(pointer, MODE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STAGES: tl.constexpr,
+         SHARED: tl.constexpr):  # fmt: skip
     """Shared memory for the parts of an array."""
     if MODE == "t" or MODE == "c":
         return gl.allocate_shared_memory(pointer.dtype.element_ty, [STAGES, R, C], SHARED)
@@ -310,15 +322,15 @@ def room(pointer, MODE: gl.constexpr, R: gl.constexpr, C: gl.constexpr, STAGES: 
 
 
 @gluon.jit
-def where(unit, parts, row_dims, n, R: gl.constexpr, C: gl.constexpr, NEAR: gl.constexpr,
-          TILE: gl.constexpr):  # fmt: skip
+def where(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
+          TILE: tl.constexpr):  # fmt: skip
     """The place of a unit, as in `tiles`."""
     return whence(unit // parts, (unit % parts).to(n.dtype) * C, row_dims, n, R, C, NEAR, TILE)
 
 
 @gluon.jit
-def whence(tile, begin, row_dims, n, R: gl.constexpr, C: gl.constexpr, NEAR: gl.constexpr,
-           TILE: gl.constexpr):  # fmt: skip
+def whence(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
+           TILE: tl.constexpr):  # fmt: skip
     """The same of C places from `begin` on."""
     outer, row = tile_row(tile, row_dims, R)
     lane = gl.arange(0, R, gl.SliceLayout(1, TILE))
@@ -332,7 +344,7 @@ def whence(tile, begin, row_dims, n, R: gl.constexpr, C: gl.constexpr, NEAR: gl.
 
 
 @gluon.jit
-def ask(pointer, MODE: gl.constexpr, kept, stage, at, steps, FULL: gl.constexpr):
+def ask(pointer, MODE: tl.constexpr, kept, stage, at, steps, FULL: tl.constexpr):
     """Ask for an array's part, into a place of its room."""
     if MODE == "t" or MODE == "c":
         source = place(pointer, MODE, at, steps)
@@ -344,7 +356,7 @@ def ask(pointer, MODE: gl.constexpr, kept, stage, at, steps, FULL: gl.constexpr)
 
 
 @gluon.jit
-def aside(dy, y, A: gl.constexpr, Z: gl.constexpr, at, dy_steps, y_steps, FULL: gl.constexpr):
+def aside(dy, y, A: tl.constexpr, Z: tl.constexpr, at, dy_steps, y_steps, FULL: tl.constexpr):
     """The one value a row that elements meet, [R, 1], if there is one: of dy or of y."""
     if by_row(A):
         return fetch_raw(dy, A, at, dy_steps, 0.0, FULL)
@@ -355,7 +367,7 @@ def aside(dy, y, A: gl.constexpr, Z: gl.constexpr, at, dy_steps, y_steps, FULL: 
 
 
 @gluon.jit
-def loaded(kept, MODE: gl.constexpr, stage, beside, TILE: gl.constexpr):
+def loaded(kept, MODE: tl.constexpr, stage, beside, TILE: tl.constexpr):
     """An operand's part as it is stored: [R, C], or [R, 1]."""
     if MODE == "t" or MODE == "c":
         return kept.index(stage).load(TILE)
@@ -366,8 +378,8 @@ def loaded(kept, MODE: gl.constexpr, stage, beside, TILE: gl.constexpr):
 
 
 @gluon.jit
-def of_rows(pointer, MODE: gl.constexpr, tile, steps, R: gl.constexpr, FULL: gl.constexpr,
-            ROW: gl.constexpr, TYPE: gl.constexpr):  # fmt: skip
+def of_rows(pointer, MODE: tl.constexpr, tile, steps, R: tl.constexpr, FULL: tl.constexpr,
+            ROW: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """One value a row, [R], for `numbers`."""
     if by_row(MODE):
         outer, row = tile_row(tile, steps[0], R)
@@ -389,9 +401,9 @@ def run_of(element, r):
 
 
 @gluon.jit
-def warp_sums(values, ELEMENT: gl.constexpr, R: gl.constexpr, C: gl.constexpr, NW: gl.constexpr):
+def warp_sums(values, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr):
     """Sums [R, NW] of what each warp has of each row of a part [R, C]."""
-    Q: gl.constexpr = run_of(ELEMENT, R)
+    Q: tl.constexpr = run_of(ELEMENT, R)
     values = gl.reshape(values, (R, C // (NW * Q), NW, Q))
     if values.dtype == gl.int16:  # of pairs
         return gl.sum(gl.reduce(values, 1, plus).to(gl.int32), 2)
@@ -401,9 +413,9 @@ def warp_sums(values, ELEMENT: gl.constexpr, R: gl.constexpr, C: gl.constexpr, N
 
 @gluon.jit
 def held_products(
-    kept, X: gl.constexpr, stage, unit, parts, row_dims, n, ELEMENT: gl.constexpr, R: gl.constexpr,
-    C: gl.constexpr, NW: gl.constexpr, NEAR: gl.constexpr, FULL: gl.constexpr, TILE: gl.constexpr,
-    SKIP: gl.constexpr,
+    kept, X: tl.constexpr, stage, unit, parts, row_dims, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     """The products of half a part, from SKIP on: of a whole one would take too many registers."""
     x = widened(kept.index(stage).slice(SKIP, C // 2, 1).load(TILE), X, False)
@@ -415,14 +427,14 @@ def held_products(
 
 
 @gluon.jit
-def warp_products(x, ELEMENT: gl.constexpr, R: gl.constexpr, C: gl.constexpr, NW: gl.constexpr):
+def warp_products(x, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr):
     """Products [R, NW], as significands and exponents, and whether some factor is so far from 1
     that they or its reciprocal need not be right."""
-    Q: gl.constexpr = run_of(ELEMENT, R)
-    P: gl.constexpr = C // (NW * Q)
-    LOW: gl.constexpr = 100 if ELEMENT == "f32" else 60
-    MANY: gl.constexpr = 8 if ELEMENT == "f32" else 16  # within f64 whatever they are
-    G: gl.constexpr = MANY if MANY < P else P
+    Q: tl.constexpr = run_of(ELEMENT, R)
+    P: tl.constexpr = C // (NW * Q)
+    LOW: tl.constexpr = 100 if ELEMENT == "f32" else 60
+    MANY: tl.constexpr = 8 if ELEMENT == "f32" else 16  # within f64 whatever they are
+    G: tl.constexpr = MANY if MANY < P else P
     distant = gl.reshape(distance(x, LOW), (R, P, NW, Q))
     distant = gl.max(gl.max(distant, 1), 2) >= (2 * LOW << 24)
     if ELEMENT == "f32" or G < 2:
@@ -438,7 +450,7 @@ def warp_products(x, ELEMENT: gl.constexpr, R: gl.constexpr, C: gl.constexpr, NW
 
 
 @gluon.jit
-def product_shares(x, share, scale, ELEMENT: gl.constexpr):
+def product_shares(x, share, scale, ELEMENT: tl.constexpr):
     """share · scale² / x."""
     each = reciprocal(x) if ELEMENT == "f32" else rough_reciprocal(x)
     return share[:, None] * each * scale[:, None] * scale[:, None]
@@ -446,8 +458,8 @@ def product_shares(x, share, scale, ELEMENT: gl.constexpr):
 
 @gluon.jit
 def careful_product(
-    x, X: gl.constexpr, steps, unit, parts, row_dims, n, ELEMENT: gl.constexpr, R: gl.constexpr,
-    C: gl.constexpr, H: gl.constexpr, NEAR: gl.constexpr, TILE: gl.constexpr,
+    x, X: tl.constexpr, steps, unit, parts, row_dims, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, H: tl.constexpr, NEAR: tl.constexpr, TILE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """The state of a unit with zeros, infinities, NaNs or extreme exponents, in small steps: x is
     read again, so that the usual way keeps its registers."""
@@ -460,19 +472,24 @@ def careful_product(
         b = fetch(x, X, at, steps, 1.0, False, False)
         t0, t1, t2 = product_state(ELEMENT, b, at[4][None, :], R, H)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
-    return s0, s1, s2
+    return in_layout(s0, s1, s2, gl.SliceLayout(1, ALONE))
+
+
+@gluon.jit
+def in_layout(s0, s1, s2, ROWS: tl.constexpr):
+    """The same for other threads."""
+    s0, s1 = gl.convert_layout(s0, ROWS), gl.convert_layout(s1, ROWS)
+    return s0, s1, gl.convert_layout(s2, ROWS)
 
 
 @gluon.jit
 def careful_shares(
-    dy, x, out, DY: gl.constexpr, X: gl.constexpr, OUT: gl.constexpr, dy_steps, x_steps, out_steps,
-    unit, parts, row_dims, n, s0, s1, s2, ELEMENT: gl.constexpr, R: gl.constexpr, C: gl.constexpr,
-    H: gl.constexpr, NEAR: gl.constexpr, TILE: gl.constexpr,
+    dy, x, out, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, dy_steps, x_steps, out_steps,
+    unit, parts, row_dims, n, s0, s1, s2, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    H: tl.constexpr, NEAR: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a unit whose rows have such factors."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
-    s0, s1 = gl.convert_layout(s0, ROWS), gl.convert_layout(s1, ROWS)
-    s2 = gl.convert_layout(s2, ROWS)
+    s0, s1, s2 = in_layout(s0, s1, s2, gl.SliceLayout(1, TILE))
     for step in range(0, C // H):
         begin = (unit % parts).to(n.dtype) * C + step * H
         at = whence(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
@@ -483,7 +500,7 @@ def careful_shares(
 
 
 @gluon.jit
-def words_of(told, unit, first, parts, R: gl.constexpr, K: gl.constexpr, HEARD: gl.constexpr):
+def words_of(told, unit, first, parts, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr):
     """Where the states of a unit's rows are told, [R, K], from a first part on, and which are."""
     lane = gl.arange(0, R, gl.SliceLayout(1, HEARD))[:, None]
     one = first + gl.arange(0, K, gl.SliceLayout(0, HEARD))[None, :]
@@ -492,28 +509,30 @@ def words_of(told, unit, first, parts, R: gl.constexpr, K: gl.constexpr, HEARD: 
 
 
 @gluon.jit
-def tell(target, state, R: gl.constexpr, KIND: gl.constexpr, ELEMENT: gl.constexpr):
+def tell(target, state, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constexpr):
     """Store the states [R], which no reader takes for what is not told yet: a NaN of ours has
     other bits."""
-    TYPE: gl.constexpr = word_type(KIND, ELEMENT)
+    TYPE: tl.constexpr = word_type(KIND, ELEMENT)
     state = (state * (1.0 / word_scale(KIND, ELEMENT))).to(TYPE)
-    gl.inline_asm_elementwise(
-        telling(R, TYPE.primitive_bitwidth),
-        "=r,l,d" if TYPE == gl.float64 else "=r,l,f",
-        [target.to(gl.int64), gl.where(state != state, float("nan"), state)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    state = gl.where(state != state, float("nan"), state)
+    if _INTERPRETED:
+        gl.store(target, state)
+    else:
+        gl.inline_asm_elementwise(
+            telling(R, TYPE.primitive_bitwidth),
+            "=r,l,d" if TYPE == gl.float64 else "=r,l,f",
+            [target.to(gl.int64), state],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @gluon.jit
-def tell_parts(target, units, s0, s1, s2, R: gl.constexpr, KIND: gl.constexpr,
-               ELEMENT: gl.constexpr, ALONE: gl.constexpr):  # fmt: skip
+def tell_parts(
+    target, units, s0, s1, s2, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constexpr
+):
     """Tell products part by part where they are no plain numbers."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, ALONE)
-    s0, s1 = gl.convert_layout(s0, ROWS), gl.convert_layout(s1, ROWS)
-    s2 = gl.convert_layout(s2, ROWS)
     odd = (s2 != 0.0) | (gl.abs(s1) > 900.0)
     total = units.to(gl.int64) * R
     gl.store(target + total, s0)
@@ -526,8 +545,8 @@ def tell_parts(target, units, s0, s1, s2, R: gl.constexpr, KIND: gl.constexpr,
 
 @gluon.jit
 def heard_parts(
-    told, unit, parts, units, KIND: gl.constexpr, ELEMENT: gl.constexpr, R: gl.constexpr,
-    K: gl.constexpr, HEARD: gl.constexpr,
+    told, unit, parts, units, KIND: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr,
+    K: tl.constexpr, HEARD: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
     """Products of rows some of whose parts were told so, [R]: significand, exponent, and what is
     odd about them. All have been heard before."""
@@ -547,16 +566,17 @@ def heard_parts(
         t2 = gl.load(words + 3 * total, mask=odd, other=0.0, cache_modifier=".cg")
         t0, t1, t2 = gl.reduce((t0, t1, t2), 1, merge)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
-    return s0, s1, s2
+    return in_layout(s0, s1, s2, ROW)
 
 
 @gluon.jit
 def fence(value):
     """What was stored before is seen by whoever hears what is told after."""
-    gl.inline_asm_elementwise(
-        "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,l", [value.to(gl.int64, bitcast=True)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    if not _INTERPRETED:
+        gl.inline_asm_elementwise(
+            "fence.acq_rel.gpu; mov.u32 $0, 0;", "=r,l", [value.to(gl.int64, bitcast=True)],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.constexpr_function
@@ -570,17 +590,21 @@ def telling(r, bits):
 
 
 @gluon.jit
-def overheard(words, needed, KIND: gl.constexpr, ELEMENT: gl.constexpr):
+def overheard(words, needed, KIND: tl.constexpr, ELEMENT: tl.constexpr):
     """What has been told so far; 0 where nothing is needed."""
-    WIDE: gl.constexpr = word_type(KIND, ELEMENT) == gl.float64
-    return gl.inline_asm_elementwise(
-        overhearing(64 if WIDE else 32),
-        "=&l,l,r" if WIDE else "=&r,l,r",
-        [words.to(gl.int64), needed],
-        dtype=gl.int64 if WIDE else gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    WIDE: tl.constexpr = word_type(KIND, ELEMENT) == gl.float64
+    if _INTERPRETED:
+        told = gl.load(words, mask=needed != 0, other=0.0)
+        return told.to(gl.int64 if WIDE else gl.int32, bitcast=True)
+    else:
+        return gl.inline_asm_elementwise(
+            overhearing(64 if WIDE else 32),
+            "=&l,l,r" if WIDE else "=&r,l,r",
+            [words.to(gl.int64), needed],
+            dtype=gl.int64 if WIDE else gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.constexpr_function
@@ -592,18 +616,22 @@ def overhearing(bits):
 
 
 @gluon.jit
-def hear(words, heard, R: gl.constexpr, K: gl.constexpr):
+def hear(words, heard, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
     """The same when all has been told."""
-    EACH: gl.constexpr = R * K // (32 * gl.num_warps())
-    BITS: gl.constexpr = heard.dtype.primitive_bitwidth
-    return gl.inline_asm_elementwise(
-        asking(EACH, BITS),
-        asked(EACH, BITS),
-        [words.to(gl.int64), heard],
-        dtype=heard.dtype,
-        is_pure=False,
-        pack=EACH,
-    )
+    EACH: tl.constexpr = R * K // (32 * NW)
+    BITS: tl.constexpr = heard.dtype.primitive_bitwidth
+    if _INTERPRETED:  # one program after the other: what it waits for is its own
+        now = gl.load(words).to(heard.dtype, bitcast=True)
+        return gl.where(heard == -1, now, heard)
+    else:
+        return gl.inline_asm_elementwise(
+            asking(EACH, BITS),
+            asked(EACH, BITS),
+            [words.to(gl.int64), heard],
+            dtype=heard.dtype,
+            is_pure=False,
+            pack=EACH,
+        )
 
 
 @triton.constexpr_function
@@ -630,18 +658,18 @@ def asked(count, bits):
 
 @gluon.jit
 def joined(
-    told, words, heard, unit, parts, some, KIND: gl.constexpr, ELEMENT: gl.constexpr,
-    OUT: gl.constexpr, R: gl.constexpr, K: gl.constexpr, MORE: gl.constexpr, HEARD: gl.constexpr,
-    JOIN: gl.constexpr,
+    told, words, heard, unit, parts, some, KIND: tl.constexpr, ELEMENT: tl.constexpr,
+    OUT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr,
+    MORE: tl.constexpr, HEARD: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
     """The states of rows, f64 [R], from those of their parts, in an order that depends on their
     number alone."""
-    state = gl.sum(by_lanes(numbers_of(hear(words, heard, R, K)), R, K), 2)
+    state = gl.sum(by_lanes(numbers_of(hear(words, heard, R, K, NW)), R, K, NW), 2)
     if MORE:
         for first in range(K, parts, K):
             later, needed = words_of(told, unit, first, parts, R, K, HEARD)
-            others = numbers_of(hear(later, overheard(later, needed, KIND, ELEMENT), R, K))
-            state += gl.sum(by_lanes(others, R, K), 2)
+            others = numbers_of(hear(later, overheard(later, needed, KIND, ELEMENT), R, K, NW))
+            state += gl.sum(by_lanes(others, R, K, NW), 2)
     if OUT == "t":
         state = gl.convert_layout(gl.sum(state, 1), gl.SliceLayout(1, JOIN))
     else:
@@ -663,25 +691,25 @@ def numbers_of(heard):
 
 
 @gluon.jit
-def by_lanes(values, R: gl.constexpr, K: gl.constexpr):
+def by_lanes(values, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
     """[R, K] as what each of the threads of a row has."""
-    LANES: gl.constexpr = 32 * gl.num_warps() // R
+    LANES: tl.constexpr = 32 * NW // R
     return gl.reshape(values, (R, LANES, K // LANES))
 
 
 @gluon.jit
 def joined_products(
-    told, words, needed, heard, unit, parts, some, more, KIND: gl.constexpr,
-    ELEMENT: gl.constexpr, OUT: gl.constexpr, R: gl.constexpr, K: gl.constexpr,
-    MORE: gl.constexpr, HEARD: gl.constexpr, JOIN: gl.constexpr,
+    told, words, needed, heard, unit, parts, some, more, KIND: tl.constexpr,
+    ELEMENT: tl.constexpr, OUT: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+    NW: tl.constexpr, MORE: tl.constexpr, HEARD: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
     """The same of products: significand, exponent, and whether some part was told otherwise."""
-    m, e = told_products(hear(words, heard, R, K), needed, R, K)
+    m, e = told_products(hear(words, heard, R, K, NW), needed, R, K, NW)
     if MORE:
         for first in range(K, parts, K):
             later, needed_too = words_of(told, unit, first, parts, R, K, HEARD)
-            heard_too = hear(later, overheard(later, needed_too, KIND, ELEMENT), R, K)
-            m2, e2 = told_products(heard_too, needed_too, R, K)
+            heard_too = hear(later, overheard(later, needed_too, KIND, ELEMENT), R, K, NW)
+            m2, e2 = told_products(heard_too, needed_too, R, K, NW)
             m *= m2
             e += e2
     if OUT == "t":
@@ -700,19 +728,19 @@ def joined_products(
 
 
 @gluon.jit
-def told_products(heard, needed, R: gl.constexpr, K: gl.constexpr):
+def told_products(heard, needed, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
     """Products of the parts that a thread has; an exponent that none comes near says that one of
     them was told part by part."""
     states = gl.where(needed != 0, heard.to(gl.float64, bitcast=True), 1.0)
     m, e = plain_parts(states)
     e = gl.where(states != states, _ODD, e)
-    return gl.reduce((by_lanes(m, R, K), by_lanes(e, R, K)), 2, times_few_parts)
+    return gl.reduce((by_lanes(m, R, K, NW), by_lanes(e, R, K, NW)), 2, times_few_parts)
 
 
 @gluon.jit
-def spread(number, line, OUT: gl.constexpr, TILE: gl.constexpr):
+def spread(number, line, OUT: tl.constexpr, TILE: tl.constexpr):
     """A number a row, [R], for whoever has elements of it."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
+    ROWS: tl.constexpr = gl.SliceLayout(1, TILE)
     if OUT == "t":
         return gl.convert_layout(number, ROWS, assert_trivial=True)
     else:
