@@ -92,6 +92,7 @@ HELD = [
     ((112, 192), (0,)),
     ((2, 104, 80), (1,)),
     ((120, 16), (0,)),
+    ((288, 64), (0,)),  # more parts than are heard at a time
 ]
 
 
@@ -101,13 +102,13 @@ def test_held_rows_in_small_parts(spec, element):
     """All data and layouts that are held; three parts a program, on few programs."""
     small = replace(
         table.table_of("sm_90"),
-        fill=16,
+        fill=36,
         resident_words=64,
         cluster=0,
         held_rows=(("", 512, 1, 256, 1),),
         held_columns=(("", 1024, 2, 512, 2),),
     )
-    missed, met = [], set()
+    missed, met, more = [], set(), False
     with table.using(launch.device_arch(0), small):
         for k, (shape, axes) in enumerate(HELD):
             for (fields, without), data in itertools.product(
@@ -117,11 +118,14 @@ def test_held_rows_in_small_parts(spec, element):
                 case = Case(desc=desc, data=data, without=without, seed=k)
                 program = programs.choose(desc, cases.strides_of(case), small)
                 if program.variant == "held":
-                    met.add((program.layout, dict(program.steps[-1].constants)["FULL"]))
+                    fixed = dict(program.steps[-1].constants)
+                    met.add((program.layout, fixed["FULL"]))
+                    more |= fixed["MORE"]
                     outcome = cases.run_plan(case, "cuda")
                     if not outcome.ok:
                         missed.append(str(outcome))
     assert len(met) == 4
+    assert more
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
