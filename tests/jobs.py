@@ -15,8 +15,7 @@ from gradplan.cases import Case
 from gradplan.kinds import ElementKind
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
-tl = triton.language
+pytest.importorskip("triton")
 
 gpu = pytest.mark.gpu
 

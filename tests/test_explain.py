@@ -234,3 +234,13 @@ def test_a_device_that_is_not_here_is_told_of_and_not_run_on(capsys):
 def test_a_table_that_is_added_to_is_written_where_indices_point():
     told = plan("embedding", (16, 768, 50304), 0, accumulate=True).explanation()
     assert told.written == told.fewest_written == 16 * 768 * 2
+
+
+@pytest.mark.parametrize(("kind", "variant"), [("softmax", "lagged"), ("std", "cluster")])
+def test_what_runs_at_addresses_that_are_not_aligned_has_its_reasons(kind, variant):
+    shape = (8192, 8192) if kind == "softmax" else (64, 2048, 512)
+    desc = plan(kind, shape, len(shape) - 2, element=ElementKind.F32).descriptor
+    strides = strides_of(desc, "contiguous")
+    told = {one.variant: one.why for one in others(desc, strides, table_of("sm_90"), variant)}
+    assert set(told) == {*ROW_VARIANTS} - {variant}
+    assert told["held"] == "16 does not divide all addresses"

@@ -33,8 +33,7 @@ from jobs import (
 )
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
-tl = triton.language
+pytest.importorskip("triton")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 

@@ -18,7 +18,6 @@ from jobs import busy, gpu
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
-tl = triton.language
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 

@@ -525,7 +525,7 @@ class Plan:
             engine=desc.spec.engine.value,
             sku=self._sku_of(program),
             why=program.why,
-            others=self._backend.others(desc, strides),
+            others=self._backend.others(desc, strides, program.variant),
             read=read + added_to_bytes(desc),
             written=written,
             fewest_read=fewest_read,

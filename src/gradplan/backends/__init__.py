@@ -66,7 +66,9 @@ class Backend(Protocol):
         strides: Mapping[str, tuple[int, ...]],
         index_shape: Sequence[int] | None = None,
     ) -> Program: ...
-    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+    def others(
+        self, desc: Any, strides: Mapping[str, tuple[int, ...]], runs: str
+    ) -> tuple[Other, ...]:
         """The variants that `prepare` does not choose for these strides, and why."""
 
 
@@ -99,7 +101,9 @@ class _NumbaBackend:
 
         return prepare(desc, strides, index_shape)
 
-    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+    def others(
+        self, desc: Any, strides: Mapping[str, tuple[int, ...]], runs: str
+    ) -> tuple[Other, ...]:
         from .cpu.programs import prepare
 
         return prepare(desc, strides).others
@@ -132,7 +136,9 @@ class _ReferenceBackend:
 
         return ReferenceProgram(desc, index_shape)
 
-    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+    def others(
+        self, desc: Any, strides: Mapping[str, tuple[int, ...]], runs: str
+    ) -> tuple[Other, ...]:
         return ()
 
 
@@ -189,10 +195,12 @@ class _TritonBackend:
         made = choose(desc, strides, self._table(), index_shape)
         return ready(made, self.device) if self.here else made
 
-    def others(self, desc: Any, strides: Mapping[str, tuple[int, ...]]) -> tuple[Other, ...]:
+    def others(
+        self, desc: Any, strides: Mapping[str, tuple[int, ...]], runs: str
+    ) -> tuple[Other, ...]:
         from .gpu.choices import others
 
-        return others(desc, strides, self._table())
+        return others(desc, strides, self._table(), runs)
 
 
 _NUMBA, _REFERENCE = _NumbaBackend(), _ReferenceBackend()

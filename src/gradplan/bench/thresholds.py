@@ -196,8 +196,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
 
 
 def _is_moot(table: Table, place: str, kind: str, half: bool) -> bool:
-    """Whether what could be held elsewhere is held in clusters at no rate, or the other way
-    round."""
+    """Whether there is nothing to choose: no cluster takes the rows, or they are held first."""
     where, _, layout = place.partition("_")
     if where not in ("cluster", "held"):
         return False

@@ -26,11 +26,19 @@ _ORDER = {
     Engine.RECURRENCE: ("resident", "chained", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
+_NEVER: Lines = (("", 0, 1, 0, 1),)
 
 
-def others(desc: Any, strides: Strides, table: Table) -> tuple[Other, ...]:
-    """Every other variant of the engine, in the order in which they are tried."""
+def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[Other, ...]:
+    """Every other variant of the engine, in the order in which they are tried.
+
+    `runs` is the one that does run, which may be another where addresses are not aligned.
+    """
     chosen = choose(desc, strides, table)
+    if chosen.unaligned is not None and runs == chosen.unaligned.variant:
+        found = others(desc, strides, replace(table, held_rows=_NEVER, held_columns=_NEVER))
+        why = "16 does not divide all addresses"
+        return tuple(Other("held", why) if one.variant == "held" else one for one in found)
     order = _ORDER.get(desc.spec.engine, ())
     name = _base(chosen, order)
     told = []
@@ -87,7 +95,9 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
     elif other == "held":
-        yield _raised(table, "fill", "twice the programs that stay, and more parts than rows have")
+        yield _raised(
+            table, "fill", "twice the programs that stay, of which a row has no more parts"
+        )
     elif other == "lagged" and desc.spec.engine is Engine.RECURRENCE:
         yield _raised(table, "scan_lag", "bytes that are read before the first is read again")
     elif other == "lagged":
@@ -151,8 +161,7 @@ def _only(table: Table, other: str) -> Table:
     if other in ("held", "lagged", "split"):
         barred = replace(barred, cluster=0)
     if other in ("lagged", "split"):
-        none = (("", 0, 1, 0, 1),)
-        barred = replace(barred, held_rows=none, held_columns=none)
+        barred = replace(barred, held_rows=_NEVER, held_columns=_NEVER)
     return replace(barred, lag=0, scan_lag=0) if other == "split" else barred
 
 

@@ -57,19 +57,24 @@ class Program:
 
     def suited(self, views: Mapping[str, View]) -> Program:
         """This one, or what runs in its place for arrays at these addresses."""
-        return self.unaligned if self.unaligned is not None and self._askew(views, 0) else self
+        if self.unaligned is None:
+            return self
+        low = 0
+        for _, value in self.steps[-1].arguments:
+            if isinstance(value, Pointer) and value.operand in views:
+                low |= views[value.operand].ptr + value.offset
+        return self.unaligned if low & 15 else self
 
     def bind(
         self, views: Mapping[str, View], workspace: int, stream: int = 0
     ) -> Callable[..., None]:
-        """A launch on a stream, for these very arrays, with the workspace at this address.
+        """A launch on a stream, for arrays that this is `suited` to, with the workspace at this
+        address.
 
         What it allocates, ordered with `stream`, is its attribute `owned`.
         """
         if self.runner is None:
             return _nothing
-        if self.unaligned is not None and self._askew(views, workspace):
-            return self.unaligned.bind(views, workspace, stream)
         bound = self.runner.bind(views, workspace)
         if self.counters and isinstance(bound, Bound):
             # Its own: it may be captured, and the graph run on any stream.
@@ -83,8 +88,9 @@ class Program:
         """Launch once; unless `lasting`, nothing is allocated that stays."""
         if self.runner is None:
             return
-        if self.unaligned is not None and self._askew(views, workspace):
-            self.unaligned.run(views, workspace, stream, lasting)
+        suited = self.suited(views)
+        if suited is not self:
+            suited.run(views, workspace, stream, lasting)
             return
         if self.apart_runner is None:
             self.runner.run(views, workspace, stream)
@@ -96,14 +102,6 @@ class Program:
             self.apart_runner.load_like(self.runner)
         else:
             self.apart_runner.run(views, workspace, stream)
-
-    def _askew(self, views: Mapping[str, View], workspace: int) -> bool:
-        """Whether 16 does not divide some address that the last step is given."""
-        low = workspace
-        for _, value in self.steps[-1].arguments:
-            if isinstance(value, Pointer) and value.operand in views:
-                low |= views[value.operand].ptr + value.offset
-        return low & 15 != 0
 
 
 def _nothing(stream: int = 0) -> None:

@@ -205,6 +205,12 @@ def _line_of(lines: Lines, kind: str, element: ElementKind) -> tuple[int, int]:
     raise KeyError(kind)
 
 
+# 64 KiB of all operands together.
+_HELD: Lines = (
+    ("softmax", 16384, 8, 8192, 8),
+    ("log_softmax", 16384, 8, 8192, 8),
+    ("", 32768, 8, 16384, 8),
+)
 _SM_90 = Table(
     fill=264,
     map_bytes=4096,
@@ -239,16 +245,8 @@ _SM_90 = Table(
         ("prod", 0, 4, 0, 4),
         ("", 0, 4, 8192, 4),
     ),
-    held_rows=(
-        ("softmax", 16384, 8, 8192, 8),
-        ("log_softmax", 16384, 8, 8192, 8),
-        ("", 32768, 8, 16384, 8),
-    ),
-    held_columns=(
-        ("softmax", 16384, 8, 8192, 8),
-        ("log_softmax", 16384, 8, 8192, 8),
-        ("", 32768, 8, 16384, 8),
-    ),
+    held_rows=_HELD,
+    held_columns=_HELD,
     held_first=(
         ("held_rows", "prod", 0, 1),
         ("held_columns", "std", 0, 1),
@@ -466,9 +464,8 @@ _TABLES = {"interpreter": _INTERPRETER, "sm_80": _SM_80, "sm_90": _SM_90}
 
 def table_of(arch: str, processors: int | None = None) -> Table:
     """The thresholds of an architecture, on a device with so many multiprocessors."""
-    family = {"sm_8": _TABLES["sm_80"], "sm_12": _SM_120}
-    others = (table for name, table in family.items() if arch.startswith(name))
-    table = _TABLES.get(arch) or next(others, _OTHERS)
+    others = _SM_120 if arch.startswith("sm_12") else _OTHERS
+    table = _TABLES.get(arch, _TABLES["sm_80"] if arch.startswith("sm_8") else others)
     if processors is None or processors == _PROCESSORS:
         return table
     return replace(table, fill=2 * processors)

@@ -61,6 +61,21 @@ def term(KIND: tl.constexpr, ELEMENT: tl.constexpr, dy, x, y):
 
 
 @triton.constexpr_function
+def operands_of(kind):
+    """The operands that `term` and `apply` look at for each element; of max and min whose ties
+    share."""
+    if counts(kind):
+        return ("x", "y")
+    return ("dy", "y") if kind in ("softmax", "log_softmax") else ("x",)
+
+
+@triton.constexpr_function
+def counts(kind):
+    """Whether a state is how many elements are equal, not a sum of them."""
+    return kind in ("max", "min")
+
+
+@triton.constexpr_function
 def row_scale(element):
     """What a sum of `term`s is to be multiplied by."""
     return 4096.0 if element == "bf16" else 1.0
@@ -296,6 +311,12 @@ def numbers(
         return share, share, share
     else:
         return s0, s0, s0
+
+
+@triton.constexpr_function
+def numbers_needed(kind):
+    """How many of them; of prod the third says whether they are enough."""
+    return {"softmax": 1, "max": 1, "min": 1, "log_softmax": 2, "prod": 2}.get(kind, 3)
 
 
 @triton.jit

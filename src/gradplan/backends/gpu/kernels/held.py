@@ -18,10 +18,13 @@ from ..launch import interpreted
 from .arithmetic import multiply, plain_parts, power_of_two, reciprocal, rough_reciprocal
 from .formulas import (
     apply,
+    counts,
     distance,
     hits_of_pairs,
     merge,
     numbers,
+    numbers_needed,
+    operands_of,
     plus,
     product_of_others,
     product_state,
@@ -91,9 +94,9 @@ def held_rows(
     KNOWN: tl.constexpr = gl.float64 if KIND == "prod" else gl.float32
     LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     # What elements meet: arrays, or one value a row.
-    A: tl.constexpr = met(DY, KIND == "softmax" or KIND == "log_softmax")
-    B: tl.constexpr = met(X, False)
-    Z: tl.constexpr = met(Y, KIND != "var" and KIND != "std")
+    A: tl.constexpr = met(DY, KIND, "dy")
+    B: tl.constexpr = met(X, KIND, "x")
+    Z: tl.constexpr = met(Y, KIND, "y")
     dy_steps = (row_dims, row_dy, axis_dims, axis_dy)
     x_steps = (row_dims, row_x, axis_dims, axis_x)
     y_steps = (row_dims, row_y, axis_dims, axis_y)
@@ -116,29 +119,26 @@ def held_rows(
     first = gl.program_id(0)
     programs = gl.num_programs(0)
     for stage in gl.static_range(STAGES - 1):
-        unit = first + stage * programs
-        if unit < units:
-            at = where(unit, parts, row_dims, n, R, C, NEAR, TILE)
-            ask(dy, A, kept_dy, stage, at, dy_steps, FULL)
-            ask(x, B, kept_x, stage, at, x_steps, FULL)
-            ask(y, Z, kept_y, stage, at, y_steps, FULL)
-        async_copy.commit_group()
-    at = where(first, parts, row_dims, n, R, C, NEAR, TILE)
+        ask_unit(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps,
+            first + stage * programs, units, parts, stage, n, R, C, NEAR, FULL, TILE,
+        )  # fmt: skip
+    at = unit_place(first, parts, row_dims, n, R, C, NEAR, TILE)
     beside = aside(dy, y, A, Z, at, dy_steps, y_steps, FULL)
     count = (units - first + programs - 1) // programs
     for i in range(count + 1):
-        # Asked for now, needed after the state of this unit: what is known of the former's rows.
+        # What is known of the former unit's rows arrives while the state of this one is taken.
         unit = first + i * programs
         freed = (i + STAGES - 1) % STAGES
         former = gl.maximum(unit - programs, 0)
-        at = where(former, parts, row_dims, n, R, C, NEAR, TILE)
+        at = unit_place(former, parts, row_dims, n, R, C, NEAR, TILE)
         before = aside(dy, y, A, Z, at, dy_steps, y_steps, FULL)
         words, needed = words_of(told, former, 0, parts, R, K, HEARD)
         heard = overheard(words, needed, KIND, ELEMENT)
-        row_dy_ = of_rows(dy, DY, former // parts, dy_steps, R, FULL, ROW, KNOWN)
-        row_y_ = of_rows(y, Y, former // parts, y_steps, R, FULL, ROW, KNOWN)
+        dy_row = of_rows(dy, DY, former // parts, dy_steps, R, FULL, ROW, KNOWN)
+        y_row = of_rows(y, Y, former // parts, y_steps, R, FULL, ROW, KNOWN)
         later = gl.minimum(unit + programs, units - 1)
-        then = where(later, parts, row_dims, n, R, C, NEAR, TILE)
+        then = unit_place(later, parts, row_dims, n, R, C, NEAR, TILE)
         after = aside(dy, y, A, Z, then, dy_steps, y_steps, FULL)
         if i < count:
             async_copy.wait_group(STAGES - 2)
@@ -182,7 +182,7 @@ def held_rows(
                     a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
                     values = tl.broadcast_to(term(KIND, ELEMENT, a, b, c), (R, C))
                     if not FULL:
-                        now = where(unit, parts, row_dims, n, R, C, NEAR, TILE)
+                        now = unit_place(unit, parts, row_dims, n, R, C, NEAR, TILE)
                         values = gl.where(now[3][:, None] & now[4][None, :], values, 0)
                 sums.store(warp_sums(values, ELEMENT, R, C, NW))
                 state = gl.sum(sums.load(ALONE).to(gl.float64), 1)
@@ -200,7 +200,7 @@ def held_rows(
                 )  # fmt: skip
                 s1 = s0
                 s2 = s0
-            k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, row_dy_, row_y_, p, q, s2 == s2)
+            k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2)
             if KIND == "prod":
                 plain = gl.min(k2, 0) != 0.0
                 if not plain:
@@ -208,13 +208,13 @@ def held_rows(
                         told, former, parts, units, KIND, ELEMENT, R, K, HEARD, ROW
                     )
                     k0, k1, k2 = numbers(
-                        KIND, TIES, ELEMENT, s0, s1, s2, row_dy_, row_y_, p, q, s2 == s2
+                        KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2
                     )
                     plain = gl.min(k2, 0) != 0.0
             k0 = spread(k0, lines[0], OUT, TILE)
-            if KIND != "softmax" and KIND != "max" and KIND != "min":
+            if numbers_needed(KIND) > 1:
                 k1 = spread(k1, lines[1], OUT, TILE)
-            if KIND == "var" or KIND == "std":
+            if numbers_needed(KIND) > 2:
                 k2 = spread(k2, lines[2], OUT, TILE)
             if KIND == "prod":
                 if plain:
@@ -222,7 +222,9 @@ def held_rows(
                         b = kept_x.index(freed).slice(half * (C // 2), C // 2, 1).load(TILE)
                         value = product_shares(widened(b, B, False), k0, k1, ELEMENT)
                         begin = (former % parts).to(n.dtype) * C + half * (C // 2)
-                        here = whence(former // parts, begin, row_dims, n, R, C // 2, NEAR, TILE)
+                        here = part_place(
+                            former // parts, begin, row_dims, n, R, C // 2, NEAR, TILE
+                        )
                         put(out, OUT, value, here, out_steps, R, C // 2, FULL)
                 else:
                     careful_shares(
@@ -241,13 +243,10 @@ def held_rows(
                     a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
                     value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
                     put(out, OUT, value, at, out_steps, R, C, FULL)
-        unit = unit + (STAGES - 1) * programs
-        if unit < units:
-            ahead = where(unit, parts, row_dims, n, R, C, NEAR, TILE)
-            ask(dy, A, kept_dy, freed, ahead, dy_steps, FULL)
-            ask(x, B, kept_x, freed, ahead, x_steps, FULL)
-            ask(y, Z, kept_y, freed, ahead, y_steps, FULL)
-        async_copy.commit_group()
+        ask_unit(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps,
+            unit + (STAGES - 1) * programs, units, parts, freed, n, R, C, NEAR, FULL, TILE,
+        )  # fmt: skip
         beside = after
 
 
@@ -283,32 +282,29 @@ def join_layout(out, r, k, warps):
 
 
 @triton.constexpr_function
-def met(mode, by_element):
+def met(mode, kind, operand):
     """How elements meet an operand: "n" where only the numbers of a row know it."""
-    return mode if mode in ("t", "c") or by_element else "n"
+    return mode if operand in operands_of(kind) else "n"
 
 
 @triton.constexpr_function
 def sum_type(kind, element):
     """What the sums of a warp are; of halves f32, in groups that are small beside their bits."""
-    if kind in ("max", "min"):
-        return gl.int32
-    return gl.float64 if element == "f32" or kind == "prod" else gl.float32
+    return gl.int32 if counts(kind) else word_type(kind, element)
 
 
 @triton.constexpr_function
 def word_type(kind, element):
     """What a state is told in."""
-    if kind in ("max", "min"):
-        return gl.float32
-    return gl.float64 if element == "f32" or kind == "prod" else gl.float32
+    wide = kind == "prod" or (element == "f32" and not counts(kind))
+    return gl.float64 if wide else gl.float32
 
 
 @triton.constexpr_function
 def word_scale(kind, element):
     """What a state is divided by when it is told: a part of bfloat16 may sum to more than f32
     holds, even of `term`s."""
-    return 16.0 if element == "bf16" and kind not in ("max", "min", "prod") else 1.0
+    return 16.0 if element == "bf16" and not counts(kind) and kind != "prod" else 1.0
 
 
 @gluon.jit
@@ -322,14 +318,14 @@ def room(pointer, MODE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, STAGES: 
 
 
 @gluon.jit
-def where(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
+def unit_place(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
           TILE: tl.constexpr):  # fmt: skip
     """The place of a unit, as in `tiles`."""
-    return whence(unit // parts, (unit % parts).to(n.dtype) * C, row_dims, n, R, C, NEAR, TILE)
+    return part_place(unit // parts, (unit % parts).to(n.dtype) * C, row_dims, n, R, C, NEAR, TILE)
 
 
 @gluon.jit
-def whence(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
+def part_place(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
            TILE: tl.constexpr):  # fmt: skip
     """The same of C places from `begin` on."""
     outer, row = tile_row(tile, row_dims, R)
@@ -341,6 +337,21 @@ def whence(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.
     else:
         near = (row, lane.to(gl.int64), begin, step.to(gl.int64))
     return outer, lane, index, row + lane < row_dims[0], index < n, near
+
+
+@gluon.jit
+def ask_unit(
+    dy, x, y, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, kept_dy, kept_x, kept_y, dy_steps,
+    x_steps, y_steps, unit, units, parts, stage, n, R: tl.constexpr, C: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Ask for a unit's part of all arrays, if there is that unit."""
+    if unit < units:
+        at = unit_place(unit, parts, dy_steps[0], n, R, C, NEAR, TILE)
+        ask(dy, A, kept_dy, stage, at, dy_steps, FULL)
+        ask(x, B, kept_x, stage, at, x_steps, FULL)
+        ask(y, Z, kept_y, stage, at, y_steps, FULL)
+    async_copy.commit_group()
 
 
 @gluon.jit
@@ -421,7 +432,7 @@ def held_products(
     x = widened(kept.index(stage).slice(SKIP, C // 2, 1).load(TILE), X, False)
     if not FULL:
         begin = (unit % parts).to(n.dtype) * C + SKIP
-        at = whence(unit // parts, begin, row_dims, n, R, C // 2, NEAR, TILE)
+        at = part_place(unit // parts, begin, row_dims, n, R, C // 2, NEAR, TILE)
         x = gl.where(at[3][:, None] & at[4][None, :], x, 1.0)
     return warp_products(x, ELEMENT, R, C // 2, NW)
 
@@ -468,7 +479,7 @@ def careful_product(
     s2 = s0 * 0.0
     for step in range(0, C // H):
         begin = (unit % parts).to(n.dtype) * C + step * H
-        at = whence(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
+        at = part_place(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
         b = fetch(x, X, at, steps, 1.0, False, False)
         t0, t1, t2 = product_state(ELEMENT, b, at[4][None, :], R, H)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
@@ -492,7 +503,7 @@ def careful_shares(
     s0, s1, s2 = in_layout(s0, s1, s2, gl.SliceLayout(1, TILE))
     for step in range(0, C // H):
         begin = (unit % parts).to(n.dtype) * C + step * H
-        at = whence(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
+        at = part_place(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
         b = fetch(x, X, at, x_steps, 1.0, False, False)
         given = fetch(dy, DY, at, dy_steps, 0.0, True, False)
         value = product_of_others(ELEMENT, s0, s1, s2, given, b)
@@ -621,7 +632,7 @@ def hear(words, heard, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
     EACH: tl.constexpr = R * K // (32 * NW)
     BITS: tl.constexpr = heard.dtype.primitive_bitwidth
     if _INTERPRETED:  # one program after the other: what it waits for is its own
-        now = gl.load(words).to(heard.dtype, bitcast=True)
+        now = gl.load(words, mask=heard == -1, other=0.0).to(heard.dtype, bitcast=True)
         return gl.where(heard == -1, now, heard)
     else:
         return gl.inline_asm_elementwise(
@@ -675,7 +686,7 @@ def joined(
     else:
         some.store(state)
         state = gl.sum(some.load(JOIN), 1)
-    if KIND == "max" or KIND == "min" or ELEMENT == "f32":
+    if counts(KIND) or ELEMENT == "f32":
         return state
     else:
         return state * (row_scale(ELEMENT) * word_scale(KIND, ELEMENT))
@@ -714,10 +725,8 @@ def joined_products(
             e += e2
     if OUT == "t":
         m, e = gl.reduce((m, e), 1, times_few_parts)
-        m, e = (
-            gl.convert_layout(m, gl.SliceLayout(1, JOIN)),
-            gl.convert_layout(e, gl.SliceLayout(1, JOIN)),
-        )
+        m = gl.convert_layout(m, gl.SliceLayout(1, JOIN))
+        e = gl.convert_layout(e, gl.SliceLayout(1, JOIN))
     else:
         some.store(m)
         more.store(e)
