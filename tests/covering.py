@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 from gradplan import cases
-from gradplan.backends.gpu import aot, chained, maps, program, programs, recurrence, rows, segments
+from gradplan.backends.gpu import (
+    aot,
+    chained,
+    maps,
+    program,
+    programs,
+    recurrence,
+    rows,
+    segments,
+    walked,
+)
 from gradplan.backends.gpu.table import table_of
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
@@ -25,7 +35,8 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    sources = "".join(map(inspect.getsource, (maps, rows, recurrence, chained, segments, program)))
+    modules = (maps, rows, recurrence, chained, walked, segments, program)
+    sources = "".join(map(inspect.getsource, modules))
     return set(re.findall(r'kernel="([a-z_.]+)"', sources))
 
 
@@ -250,6 +261,8 @@ LARGE = [
     ((264, 33_000), (1,)),
     ((264, 65_600), (1,)),  # ... in bfloat16
     ((264, 2100, 8), (1,)),  # columns too long for registers
+    ((33, 1040, 256), (1,)),  # ... that are walked in strips
+    ((1, 4_200_000), (1,)),  # a row of a product whose parts stay in shared memory
     ((264, 4100, 8), (1,)),  # ... of one operand
     ((1, 2_200_000), (1,)),  # a row of more parts than wait for each other
 ]

@@ -39,10 +39,16 @@ JOBS = {
     "scan_chained": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
     "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
     "chained_product": ("cumprod", (600, 40_000), (4, 140), "bf16", (), {}),
-    "chained_far": ("cummax", (2, 3_000_000), (1, 1100), "f16", (), {}),
+    "chained_far": ("cummax", (2, 3_000_000), (1, 1100), "f64", (), {}),
     "resident_marks": ("cummax", (300, 1000), (4, 20), "f32", ("y",), {}),
     "tiled_marks": ("cummax", (600, 40_000), (4, 140), "bf16", ("y",), {}),
-    "chained_marks": ("cummin", (3, 300_000), (2, 140), "f32", ("y",), {}),
+    "chained_marks": ("cummin", (3, 300_000), (2, 140), "f64", ("y",), {}),
+    "walked": ("cumsum", (264, 20_000), (4, 140), "bf16", (), {}),
+    "walked_product": ("cumprod", (528, 20_000), (4, 140), "f32", (), {}),
+    "walked_marks": ("cummax", (264, 20_000), (4, 140), "f16", ("y",), {}),
+    "held_scan": ("cumsum", (3, 1_200_000), (2, 140), "f32", (), {}),
+    "held_scan_product": ("cumprod", (1, 4_200_000), (2, 140), "bf16", (), {}),
+    "held_marks": ("cummin", (3, 300_000), (2, 140), "bf16", ("y",), {}),
     "scan_resident": ("cummax", (300, 1000), (4, 20), "f32", (), {}),
     "scan_tiled": ("cummax", (600, 40_000), (4, 140), "f32", (), {}),
     "scan_split": ("cumprod", (3, 60_000), (2, 140), "f32", ("y",), {}),
@@ -65,6 +71,11 @@ WITH_WORKSPACE = (
     "resident_marks",
     "tiled_marks",
     "chained_marks",
+    "walked_product",
+    "walked_marks",
+    "held_scan",
+    "held_scan_product",
+    "held_marks",
     "scan_split",
     "log_split",
     "log_tiled",
@@ -151,7 +162,7 @@ def named_for(name):
     """How the variant begins that a job is named for."""
     if name in ("embedding", "scan_halves"):
         return "sorted" if name == "embedding" else "tiled"
-    return re.sub("^(scan|log)_|_(product|far|marks)$", "", name)
+    return re.sub("^(scan|log)_|(_scan)?(_product|_far|_marks|_scan)?$", "", name)
 
 
 def busy(seconds=0.2):

@@ -57,7 +57,7 @@ def test_a_gpu_that_is_not_here_runs_nothing():
             gp.SoftmaxBackwardPlan.select(chosen.descriptor, device=device)
 
 
-SCAN_VARIANTS = ("resident", "chained", "tiled", "lagged", "split")
+SCAN_VARIANTS = ("walked", "held", "resident", "chained", "tiled", "lagged", "split")
 ROW_VARIANTS = ("resident", "cluster", "held", "lagged", "split")
 
 
@@ -71,8 +71,11 @@ ROW_VARIANTS = ("resident", "cluster", "held", "lagged", "split")
         ("softmax", (1, 1 << 27), 1, "lagged"),
         ("cumsum", (8192, 1024), 1, "resident"),
         ("cumsum", (8192, 8192), 1, "tiled"),
-        ("cumsum", (64, 1 << 20), 1, "chained"),
+        ("cumsum", (64, 1 << 18), 1, "chained"),
         ("cumsum", (1 << 20, 64), 0, "lagged"),
+        ("cumsum", (1024, 1 << 17), 1, "walked"),
+        ("cumsum", (8192, 8192), 0, "walked"),
+        ("cumsum", (1, 1 << 27), 1, "held"),
     ],
 )
 def test_every_other_variant_has_its_reason(kind, shape, axis, variant):

@@ -128,6 +128,57 @@ def test_held_rows_in_small_parts(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+# Scans of parts in shared memory: rows and strips enough for nine programs or eighteen, and fewer;
+# parts that are full and others.
+WALKED = [
+    ((18, 4096), (1,)),
+    ((27, 3088), (1,)),
+    ((5, 20_480), (1,)),
+    ((2, 40_016), (1,)),
+    ((512, 576), (0,)),
+    ((2, 400, 560), (1,)),
+]
+
+
+@gpu
+@problems(
+    [spec for spec in SPECS if spec.engine is Engine.RECURRENCE and spec.kind != "log_cumsum_exp"],
+    ELEMENTS[:3],
+)
+def test_scans_of_small_parts_in_shared_memory(spec, element):
+    """All data and options that are walked or held, on few programs, so that there are many waves
+    and rounds; rows begin and end within a wave."""
+    sizes = (("cumsum", 512, 2, 512, 2), ("cumprod", 512, 2, 512, 2), ("", 2048, 2, 2048, 2))
+    strips = (("cumsum", 2048, 2, 1024, 2), ("cumprod", 2048, 2, 1024, 2), ("", 4096, 2, 2048, 2))
+    small = replace(
+        table.table_of("sm_90"),
+        fill=18,
+        walked_rows=sizes,
+        walked_from=(),
+        walked_columns=strips,
+        walked_strips=strips,
+        walked_axis=1,
+        held_scans=sizes,
+    )
+    missed, met = [], set()
+    with table.using(launch.device_arch(0), small):
+        for k, (shape, axes) in enumerate(WALKED):
+            for (fields, without), data in itertools.product(
+                cases.options_of(spec, element), cases.data_of(spec)
+            ):
+                desc = cases.describe(spec, element, shape, axes, **fields)
+                case = Case(desc=desc, data=data, without=without, seed=k)
+                program = programs.choose(desc, cases.strides_of(case), small)
+                if program.variant.startswith(("walked", "held")):
+                    fixed = dict(program.steps[-1].constants)
+                    met.add((program.variant.split("_")[0], program.layout, fixed["FULL"]))
+                    outcome = cases.run_plan(case, "cuda")
+                    if not outcome.ok:
+                        missed.append(str(outcome))
+    assert len(met) == 6
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
 @gpu
 @pytest.mark.parametrize("skip", [0, 1, 3])
 def test_what_is_held_need_not_be_aligned(skip):

@@ -76,7 +76,8 @@ class Sums:
         self.dy, self.dx = (torch.empty(shape, device="cuda") for _ in range(2))
         self.fill(seed)
         self.args = gp.ScanBackwardArgs(dy=self.dy, dx=self.dx)
-        assert self.plan.bind(self.args).sku.variant == "chained"
+        wanted = "held" if shape[1] >= 1 << 20 else "chained"
+        assert self.plan.bind(self.args).sku.variant == wanted
 
     def fill(self, seed):
         torch.cuda.manual_seed(seed)
@@ -104,7 +105,8 @@ WAITING = {
     "columns": lambda seed: Softmax((8192, 4096), axis=0, seed=seed),
     "held": lambda seed: Softmax((300, 1 << 18), element="f32", seed=seed),
     "held_columns": lambda seed: Softmax((8192, 4096), axis=0, element="bf16", seed=seed),
-    "chain": lambda seed: Sums((1, 1 << 25), seed=seed),
+    "chain": lambda seed: Sums((7, 1 << 19), seed=seed),
+    "waves": lambda seed: Sums((1, 1 << 25), seed=seed),
     "chains": lambda seed: Sums((100, 1 << 19), seed=seed),
 }
 
@@ -122,6 +124,9 @@ WAITING = {
         ("held", "large"),
         ("held_columns", "held"),
         ("held_columns", "chains"),
+        ("waves", "waves"),
+        ("waves", "held"),
+        ("waves", "chains"),
         ("chain", "chains"),
         ("chain", "chain"),
         ("large", "chains"),

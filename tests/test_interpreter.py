@@ -113,6 +113,65 @@ def test_rows_of_two_parts_that_are_held(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+WALKED = [
+    spec for spec in SPECS if spec.engine is Engine.RECURRENCE and spec.kind != "log_cumsum_exp"
+]
+
+
+def walking():
+    """The interpreter's table, with scans that are walked or held, in parts of 32 lines."""
+    sizes = (
+        ("cumsum", 256, 1, 256, 1),
+        ("cumprod", 256, 1, 256, 1),
+        ("", 1024, 1, 1024, 1),
+    )
+    return replace(
+        table.table_of("interpreter"),
+        fill=4,
+        walked_rows=sizes,
+        walked_columns=(
+            ("cumsum", 1024, 2, 512, 2),
+            ("cumprod", 1024, 2, 512, 2),
+            ("", 4096, 2, 2048, 2),
+        ),
+        held_scans=sizes,
+    )
+
+
+@problems(WALKED, ELEMENTS[:3])
+def test_scans_that_are_walked_and_held(spec, element):
+    """Held ones by one program, which takes all waves; on a GPU `test_gpu_values` has many. All
+    data; shapes and options take turns."""
+    few = 1 if spec.ties else 4  # their parts are so much shorter
+    shapes = [
+        ((4, 2048 // few), (1,), "walked"),
+        ((3, 2048 // few + 16), (1,), "held"),
+        ((256 // few, 128), (0,), "walked"),
+        ((2, 80, 144), (1,), "walked"),
+        ((1, 2048 // few), (1,), "held"),
+        ((4, 1024 // few + 16), (1,), "walked"),
+    ]
+    asked = cases.options_of(spec, element)
+    if spec.kind == "cumprod":
+        asked = [(fields, without) for fields, without in asked if not without]
+    turn = ELEMENTS.index(element)
+    missed = []
+    with table.using("interpreter", walking()):
+        for k, data in enumerate([*cases.data_of(spec)] * 2, turn):
+            (shape, axes, variant), (fields, without) = shapes[k % 6], asked[k % len(asked)]
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
+            launch_it = bound(problem)
+            assert launch_it.sku.variant.startswith(variant)
+            launch_it()
+            plan = problem.plan("cpu", TRITON)
+            assert launch_it.workspace_size <= plan.workspace_size
+            outcome = problem.outcome(plan.precision_guarantee.relative_error)
+            if not outcome.ok:
+                missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
 @pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_part_may_leave_the_range_that_its_row_keeps(element, axis, monkeypatch):
@@ -196,8 +255,8 @@ def test_every_kernel_is_met():
                 met |= {step.kernel for step in (*program.steps, *program.apart)}
     for case in long_rows(ElementKind.F16):
         met |= {step.kernel for step in program_of(cases.Problem(case)).steps}
-    # Its programs wait for later ones: see `test_rows_of_two_parts_that_are_held`.
-    assert met == named_kernels() - {"held.held_rows"}
+    # What lies in shared memory has tests of its own.
+    assert met == named_kernels() - {"held.held_rows", "walks.walk_rows"}
 
 
 def long_rows(element):

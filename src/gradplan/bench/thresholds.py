@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backends.gpu import programs
 from ..backends.gpu.launch import Step
-from ..backends.gpu.table import Table, using
+from ..backends.gpu.table import Lines, Table, using
 from ..geometry import c_strides
 from ..kinds import ElementKind, OpCategory
 from ..registry import KINDS, KindSpec
@@ -188,6 +188,8 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "chained_far": ("cummax", [((1, 1 << 27), 1)]),
     "lagged_rows": ("std", [((1, 1 << 27), 1)]),
     "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
+    "walked_rows": ("cummax", [((1 << 15, 2048), 1), ((1024, 131072), 1)]),
+    "held_scans": ("cummax", [((64, 32768), 1), ((1, 1 << 27), 1)]),
     "held_rows": ("std", _cluster_rows),
     "held_columns": ("std", [((64, 2048, 512), 1)]),
     "cluster_rows": ("std", _cluster_rows),
@@ -198,7 +200,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
 def _is_moot(table: Table, place: str, kind: str, half: bool) -> bool:
     """Whether there is nothing to choose: no cluster takes the rows, or they are held first."""
     where, _, layout = place.partition("_")
-    if where not in ("cluster", "held"):
+    if where not in ("cluster", "held") or layout == "scans":
         return False
     element = ElementKind.BF16 if half else ElementKind.F32
     never = not table.part_of(f"cluster_{layout}", kind, element)[0]
@@ -287,6 +289,17 @@ FIELDS: dict[str, Ask | str] = {
     "cluster_columns": _by_kind("max", [((64, 2048, 512), 1)], 512, 16384, smaller=False),
     "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 4096),
     "held_columns": _by_kind("std", [((8192, 8192), 0)], 512, 4096),
+    "walked_rows": _by_kind("cummax", [((1024, 131072), 1)], 512, 4096),
+    "walked_from": _by_place((0, 1 << 40)),
+    "walked_parts": _on(
+        _probes("cumprod", (8192, 8192), elements="bf16"),
+        _probes("cummax", (8192, 8192)),
+        values=lambda now: sorted({2, 3, now}),
+    ),
+    "walked_columns": _by_kind("cummax", [((64, 2048, 512), 1)], 512, 8192),
+    "walked_strips": _by_kind("cummax", [((8192, 8192), 0)], 512, 8192),
+    "walked_axis": _on(_probes("cummax", (1024, 512, 512), 1), _probes("cummax", (512, 1024, 512))),
+    "held_scans": _by_kind("cummax", [((1, 1 << 27), 1)], 512, 8192),
     "held_first": _by_place((0, 1)),
     "held_parts": _on(_LONG_ROWS, _COLUMNS, values=lambda now: sorted({2, 3, now})),
     "strided_tile": "as large as the assembler takes without spilling",
@@ -351,11 +364,18 @@ FIELDS: dict[str, Ask | str] = {
 }
 
 
+_WALKED = ("walked_", "held_scans")
+
+
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:
     """What there is to be measured of these fields, or of all."""
+    # Tiles in registers stand aside for parts in shared memory, but where addresses are not
+    # aligned, and elements are f64: they are measured by themselves.
+    never: Lines = (("", 0, 1, 0, 1),)
+    apart = replace(table, walked_rows=never, walked_columns=never, held_scans=never)
     for name, ask in FIELDS.items():
         if not isinstance(ask, str) and (names is None or name in names):
-            yield from ask(name, table)
+            yield from ask(name, table if name.startswith(_WALKED) else apart)
 
 
 def steps_of(probe: Probe, arch: str, table: Table) -> tuple[Step, ...]:

@@ -57,6 +57,7 @@ _SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((8192, 4096), (0,)),  # columns whose programs wait for each other
     ((512, 2100, 8), (1,)),  # ... in clusters
     ((8, 50, 7), (1,)),  # an axis in the middle
+    ((33, 1040, 256), (1,)),  # strips of a scan that are walked, narrow ones and others
 )
 # What one kind or element alone needs to meet a variant; the subset does without.
 _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (

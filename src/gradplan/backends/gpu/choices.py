@@ -23,7 +23,7 @@ __all__ = ["others"]
 # The order in which an engine tries its variants.
 _ORDER = {
     Engine.ROW_STATE: ("resident", "cluster", "held", "lagged", "split"),
-    Engine.RECURRENCE: ("resident", "chained", "tiled", "lagged", "split"),
+    Engine.RECURRENCE: ("walked", "held", "resident", "chained", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
 _NEVER: Lines = (("", 0, 1, 0, 1),)
@@ -36,9 +36,10 @@ def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[O
     """
     chosen = choose(desc, strides, table)
     if chosen.unaligned is not None and runs == chosen.unaligned.variant:
-        found = others(desc, strides, replace(table, held_rows=_NEVER, held_columns=_NEVER))
+        found = others(desc, strides, _in_registers(table))
         why = "16 does not divide all addresses"
-        return tuple(Other("held", why) if one.variant == "held" else one for one in found)
+        name = _base(chosen, _ORDER[desc.spec.engine])
+        return tuple(Other(one.variant, why) if one.variant == name else one for one in found)
     order = _ORDER.get(desc.spec.engine, ())
     name = _base(chosen, order)
     told = []
@@ -60,7 +61,7 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
     """Why a variant that is tried before the chosen was not taken: the threshold in its way."""
     if other == "cluster" and not table.cluster:
         return "the architecture has no clusters"
-    if other == "held" and not any(a or b for _, a, _, b, _ in table.held_rows):
+    if other in ("held", "walked") and not any(a or b for _, a, _, b, _ in table.held_rows):
         return "the architecture's processors have too little shared memory"
     reached = [
         (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")
@@ -94,6 +95,14 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         yield "chained_from", "the shortest of many rows that are cut", now, lower
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
+    elif other == "walked" or (other == "held" and desc.spec.engine is Engine.RECURRENCE):
+        place = "held_scans" if other == "held" else "walked_rows"
+        now = table.number_of(table.walked_from, place, desc.op, desc.element)
+        lower = ((now // k, _walked_from(table, place, now // k)) for k in _powers() if now // k)
+        yield "walked_from", "the shortest row whose parts wait in shared memory", now, lower
+        now = table.fill
+        lower = ((now // k, _with(table, "fill", now // k)) for k in _powers() if now // k > 1)
+        yield "fill", "twice the programs that walk a row each", now, lower
     elif other == "held":
         yield _raised(
             table, "fill", "twice the programs that stay, of which a row has no more parts"
@@ -115,6 +124,23 @@ def _raised(table: Table, field: str, meaning: str) -> Way:
     changes: Iterator[dict[str, Any]] = ({field: k * low} for k in _powers())
     values = ((change[field], replace(table, **change)) for change in changes)
     return field, meaning, now, values
+
+
+def _walked_from(table: Table, place: str, value: int) -> Table:
+    others = (one for one in table.walked_from if one[0] != place)
+    return replace(table, walked_from=((place, "", value, value), *others))
+
+
+def _in_registers(table: Table) -> Table:
+    """A table in which nothing waits in shared memory."""
+    return replace(
+        table,
+        held_rows=_NEVER,
+        held_columns=_NEVER,
+        walked_rows=_NEVER,
+        walked_columns=_NEVER,
+        held_scans=_NEVER,
+    )
 
 
 def _with(table: Table, field: str, value: Any) -> Table:
@@ -149,6 +175,13 @@ def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
+    never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER)
+    if other == "held":
+        barred = never_walked
+    elif other != "cluster":
+        barred = replace(never_walked, held_scans=_NEVER)
+    if other == "resident":
+        return replace(_in_registers(table), cluster=0)
     if other == "chained":
         return replace(barred, scan_fill=_MOST)
     never = tuple((kind, 0, b, 0, d) for kind, _, b, _, d in table.chained)
@@ -161,7 +194,7 @@ def _only(table: Table, other: str) -> Table:
     if other in ("held", "lagged", "split"):
         barred = replace(barred, cluster=0)
     if other in ("lagged", "split"):
-        barred = replace(barred, held_rows=_NEVER, held_columns=_NEVER)
+        barred = _in_registers(barred)
     return replace(barred, lag=0, scan_lag=0) if other == "split" else barred
 
 

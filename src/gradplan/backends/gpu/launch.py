@@ -138,6 +138,7 @@ def current_device() -> int:
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
     "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments", "held",
+    "walks",
 )  # fmt: skip
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...geometry import Nest
+from ...geometry import Dim, Nest, nest
 from .launch import Argument, Pointer
 from .program import TYPES, Strides
 
-__all__ = ["Geometry", "geometry_of", "pointers_of"]
+__all__ = ["Geometry", "Lined", "geometry_of", "lined", "pointers_of"]
 
 
 @dataclass(frozen=True)
@@ -123,3 +123,37 @@ def pointers_of(
         absent = modes[k] == "n"
         made.append((name, None if absent else Pointer(source, shape.type, shape.offset(k))))
     return made
+
+
+class Lined(NamedTuple):
+    """A scan as rows × one axis, which is walked as memory lies."""
+
+    geometry: Geometry
+    modes: list[str]
+    """Of dy, x, y and dx."""
+    flip: bool
+    """Whether the far end, where the recurrence begins, is the first place of the axis."""
+    columns: bool
+    """Whether rows lie side by side."""
+
+
+def lined(desc: Any, strides: Strides) -> Lined:
+    """The same of arrays with these strides; what is not among them is absent."""
+    shape, (axis,) = desc.shape_and_axes
+    rank = len(shape)
+    steps = [strides.get(name, (0,) * rank) for name in ("dy", "x", "y", "dx")]
+    lead = 3
+    along = nest(shape, (axis,), steps, lead, ordered=True)
+    across = nest(shape, [d for d in range(rank) if d != axis], steps, lead)
+    flip = desc.reverse
+    (line,) = along.dims
+    if line.strides[lead] < 0:  # walk memory forwards
+        ends = tuple((line.extent - 1) * step for step in line.strides)
+        along = Nest((Dim(line.extent, tuple(-step for step in line.strides)),), ends)
+        flip = not flip
+        (line,) = along.dims
+    geometry = geometry_of(desc, strides, ("dx",), across, along)
+    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
+    beside = across.dims[0]
+    columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
+    return Lined(geometry, modes, flip, columns)

@@ -60,9 +60,10 @@ class Program:
         if self.unaligned is None:
             return self
         low = 0
-        for _, value in self.steps[-1].arguments:
-            if isinstance(value, Pointer) and value.operand in views:
-                low |= views[value.operand].ptr + value.offset
+        for step in self.steps:
+            for _, value in step.arguments:
+                if isinstance(value, Pointer) and value.operand in views:
+                    low |= views[value.operand].ptr + value.offset
         return self.unaligned if low & 15 else self
 
     def bind(

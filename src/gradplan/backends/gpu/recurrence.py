@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from ...descriptors import ScanBackwardDescriptor
-from ...geometry import Dim, Nest, nest
 from ...kinds import ElementKind, ScanKind, TieRule
+from . import walked
 from .chained import ALIGNED, PLACES, changed, cut_of
 from .chained import steps as chained_steps
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
-from .operands import geometry_of, pointers_of
+from .operands import lined, pointers_of
 from .program import EMPTY, HALVES, TURNS, Program, Strides, down, integer, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
 
 
-def program(
+def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
+    """The program for arrays with these strides."""
+    shape, _ = desc.shape_and_axes
+    if 0 in shape:
+        return EMPTY
+    made = _tiled(desc, strides, table)
+    marked = bool(desc.spec.ties)
+    needs_y = desc.kind is ScanKind.CUMPROD
+    if (needs_y and "y" not in strides) or (marked and not table.marks):
+        return made
+    used = {"dy", "dx", *(("x", "y") if needs_y else ("x",) if marked else ())}
+    given = {name: steps for name, steps in strides.items() if name in used}
+    walk = walked.program(desc, lined(desc, given), table)
+    if walk is None:
+        return made
+    room = max(walk.workspace_bytes, made.workspace_bytes)
+    return replace(walk, unaligned=made, workspace_bytes=room)
+
+
+def _tiled(
     desc: ScanBackwardDescriptor, strides: Strides, table: Table, *, marks: bool = True
 ) -> Program:
-    """The program for arrays with these strides.
+    """The same of tiles in registers.
 
     `marks`: cummax and cummin may read x in a launch of its own, which leaves a bit a place.
     """
-    shape, (axis,) = desc.shape_and_axes
-    rank = len(shape)
-    if 0 in shape:
-        return EMPTY
     from_y = "y" in strides
     kind, ties = desc.kind, desc.ties if desc.spec.ties else None
     sources = ("dy", "x", "y", "dx")
@@ -45,24 +61,11 @@ def program(
     if marks:
         from_y = False
         used.pop("y", None)
-    steps = [used.get(name, (0,) * rank) for name in sources]
-    lead = 3
-    along = nest(shape, (axis,), steps, lead, ordered=True)
-    across = nest(shape, [d for d in range(rank) if d != axis], steps, lead)
-    flip = desc.reverse
-    (line,) = along.dims
-    if line.strides[lead] < 0:  # walk memory forwards
-        ends = tuple((line.extent - 1) * step for step in line.strides)
-        along = Nest((Dim(line.extent, tuple(-step for step in line.strides)),), ends)
-        flip = not flip
-        (line,) = along.dims
-    geometry = geometry_of(desc, used, ("dx",), across, along)
-    modes = [geometry.mode(k, output=k >= 3) for k in range(4)]
-    n, row_count = line.extent, across.size
-    beside = across.dims[0]
-    columns = beside.extent > 1 and abs(beside.strides[lead]) < abs(line.strides[lead])
+    geometry, modes, flip, columns = lined(desc, used)
+    n, row_count = geometry.axis.size, geometry.rows.size
+    beside = geometry.rows.dims[0]
     if marks and not {*modes} <= ({"c", "n"} if columns else {"t", "n"}):
-        return program(desc, strides, table, marks=False)
+        return _tiled(desc, strides, table, marks=False)
     recomputes = kind is not ScanKind.CUMSUM and not from_y and not marks
     length = up(n)
     item = desc.element.size_bytes
@@ -153,7 +156,7 @@ def program(
     marking: list[Step] = []
     if marks:
         if not lines or (columns and not resident and tiles < table.scan_fill):
-            return program(desc, strides, table, marks=False)
+            return _tiled(desc, strides, table, marks=False)
         word = max(1, v // 8)
         words = Pointer(WORKSPACE, {1: "i8", 2: "i16", 4: "i32"}[word])
         base = -(-word * row_count * -(-n // v) // ALIGNED) * ALIGNED
@@ -304,7 +307,7 @@ def program(
     cut_up = cut_of(kind, desc.element, n, tiles, table) if lines and not columns else None
     if cut_up is not None:
         if marks and "y" in strides:
-            return program(desc, strides, table, marks=False)
+            return _tiled(desc, strides, table, marks=False)
         chain = Step(
             kernel="chains.scan_chain",
             grid=0,
@@ -462,4 +465,4 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
         lines = (one[2] for side in sides for entry in side for one in entry[1:])
         least = min(max(1, 16 // desc.element.size_bytes), *lines)
         bound += ALIGNED + 2 * rows * -(-n // min(8, least))
-    return bound
+    return max(bound, walked.workspace_bytes(desc, table))

@@ -62,6 +62,22 @@ class Table:
     """The same where programs that stay keep parts in shared memory (0: never) ..."""
     held_columns: Lines
     """... or rows side by side ..."""
+    walked_rows: Lines
+    """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
+    memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
+    walked_from: ByPlace
+    """... of rows of so many elements at least ..."""
+    walked_parts: int
+    """... with room for so many parts."""
+    walked_columns: Lines
+    """The same of rows side by side, in strips of 128 bytes, with room for `held_parts` ..."""
+    walked_strips: Lines
+    """... and of strips half as wide, where there would be fewer than `fill` (0: never) ..."""
+    walked_axis: int
+    """... along an axis of so many places at least."""
+    held_scans: Lines
+    """The same of longer rows whose parts all programs take in turn; of products with room for
+    `walked_parts`."""
     held_first: ByPlace
     """... whether they do where a cluster could hold the rows ..."""
     held_parts: int
@@ -247,6 +263,36 @@ _SM_90 = Table(
     ),
     held_rows=_HELD,
     held_columns=_HELD,
+    walked_rows=(
+        ("cumsum", 4096, 2, 4096, 2),
+        ("cumprod", 2048, 2, 2048, 2),
+        ("", 4096, 4, 4096, 4),
+    ),
+    walked_from=(
+        ("walked_rows", "cumsum", 16384, 16384),
+        ("walked_rows", "cumprod", 4096, 16384),
+        ("walked_rows", "", 8192, 8192),
+        ("held_scans", "cumprod", 1 << 22, 1 << 22),
+        ("held_scans", "cumsum", 1 << 20, 1 << 20),
+        ("held_scans", "", 1 << 16, 1 << 16),
+    ),
+    walked_parts=2,
+    walked_columns=(
+        ("cumsum", 16384, 4, 0, 4),
+        ("cumprod", 4096, 4, 0, 4),
+        ("", 8192, 4, 8192, 8),
+    ),
+    walked_strips=(
+        ("cumsum", 0, 4, 0, 4),
+        ("cumprod", 4096, 4, 0, 4),
+        ("", 8192, 4, 0, 4),
+    ),
+    walked_axis=1024,
+    held_scans=(
+        ("cumsum", 16384, 8, 8192, 8),
+        ("cumprod", 8192, 4, 4096, 4),
+        ("", 16384, 4, 8192, 4),
+    ),
     held_first=(
         ("held_rows", "prod", 0, 1),
         ("held_columns", "std", 0, 1),
@@ -390,6 +436,13 @@ _INTERPRETER = Table(
     cluster_columns=(("", 128, 4, 64, 4),),
     held_rows=(("", 0, 4, 0, 4),),
     held_columns=(("", 0, 4, 0, 4),),
+    walked_rows=(("", 0, 4, 0, 4),),
+    walked_from=(),
+    walked_parts=2,
+    walked_columns=(("", 0, 4, 0, 4),),
+    walked_strips=(("", 0, 4, 0, 4),),
+    walked_axis=1,
+    held_scans=(("", 0, 4, 0, 4),),
     held_first=(),
     held_parts=3,
     lag=5,
@@ -452,10 +505,20 @@ _SM_80 = replace(
     cluster=0,
     held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part
     held_columns=_NONE,
+    walked_rows=_NONE,
+    walked_columns=_NONE,
+    held_scans=_NONE,
     paired=(ElementKind.F16,),
 )
 # A program has less shared memory than it keeps rows in.
-_SM_120 = replace(_OTHERS, held_rows=_NONE, held_columns=_NONE)
+_SM_120 = replace(
+    _OTHERS,
+    held_rows=_NONE,
+    held_columns=_NONE,
+    walked_rows=_NONE,
+    walked_columns=_NONE,
+    held_scans=_NONE,
+)
 _PROCESSORS = 132  # of the H200
 
 

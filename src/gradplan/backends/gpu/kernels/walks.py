@@ -1,0 +1,904 @@
+"""The engine *recurrence* on few programs that stay: one read, the next parts on their way.
+
+Rows are cut into parts, which arrive in shared memory by asynchronous copies while the part before
+is worked on. A thread takes a line, E neighbouring places of a row, and runs through them alone;
+only what each line does to what arrives from behind goes through a scan across threads.
+
+What goes on from a place is T = x · S (cumprod), S where the place is no winner (cummax, cummin),
+or S itself: so a line needs no neighbour's x.
+
+Rows that fill the machine are walked by a program each. The parts of others (TOLD) are taken by all
+programs in turn, wave by wave: each tells what its part does, and while the others tell it the same
+it goes on with its next part. All programs must run at the same time: the launch is a cooperative
+one. See `held` for Gluon.
+"""
+
+import triton
+import triton.language as tl
+
+from ..gluon import async_copy, gl, gluon
+from ..launch import interpreted
+from .line_scans import (
+    behind_affine,
+    behind_gated,
+    behind_sum,
+    mask,
+    mode_of,
+)
+from .recurrence import beats, extremum, larger
+from .tiles import outer_offset, tile_row
+from .winners import before_either, either
+
+_INTERPRETED = tl.constexpr(interpreted())
+_INFINITY = tl.constexpr(float("inf"))
+_NOT_TOLD = tl.constexpr(-1)
+_SOME_NAN = tl.constexpr(0x7FF8 << 48)
+
+
+@gluon.jit
+def walk_rows(
+    dy,
+    x,
+    y,
+    out,
+    words,
+    told,
+    row_dims,
+    row_dy,
+    row_x,
+    row_y,
+    row_out,
+    axis_dims,
+    axis_dy,
+    axis_x,
+    axis_y,
+    axis_out,
+    n,
+    tiles,
+    parts,
+    KIND: tl.constexpr,
+    TIES: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    MARK: tl.constexpr,
+    FLIP: tl.constexpr,
+    WIDE: tl.constexpr,
+    SIDE: tl.constexpr,
+    TOLD: tl.constexpr,
+    R: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    STAGES: tl.constexpr,
+    NW: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """`tiles` of R rows, in `parts` of G lines of E places; a program has room for STAGES of them.
+
+    MARK: x alone is read, and leaves a bit a place in `words`, for the launch that reads dy and
+    them. `told` are what the parts of a row do, a word and, where it takes two, another behind all;
+    a wave has no more than K of them.
+    """
+    MODE: tl.constexpr = "mark" if MARK else mode_of(KIND)
+    # The far end is where a walk begins; marks are walked the other way.
+    UP: tl.constexpr = FLIP if MARK else not FLIP
+    TYPE: tl.constexpr = gl.float64 if WIDE else gl.float32
+    C: tl.constexpr = G * E
+    # Of a line that are walked one after the other, but for the last.
+    STRETCHES: tl.constexpr = stretch_count(MODE, E)
+    SHAPE: tl.constexpr = [C, R] if SIDE else [G, E]
+    BITS: tl.constexpr = [C // 32, R] if SIDE else [G, E // 32]
+    LINE: tl.constexpr = line_layout(SIDE, R, E, NW)
+    WORD: tl.constexpr = line_layout(SIDE, R, E // 32 if E > 32 else 1, NW)
+    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
+    SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
+    PLAIN: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LANE: tl.constexpr = gl.BlockedLayout([K // (32 * NW)], [32], [NW], [0])
+    if MARK:
+        kept = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+    else:
+        kept = gl.allocate_shared_memory(dy.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+    kept_x, kept_y, kept_words = kept, kept, kept
+    if MODE == "affine":
+        kept_x = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+        kept_y = gl.allocate_shared_memory(y.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+    elif MODE == "gate":
+        kept_words = gl.allocate_shared_memory(gl.int32, [STAGES] + BITS, PLAIN)
+    first = gl.program_id(0)
+    programs = gl.num_programs(0)
+    units = tiles * parts
+    if TOLD:
+        count = (units - first + programs - 1) // programs
+    else:
+        count = (tiles - first + programs - 1) // programs * parts
+    for stage in gl.static_range(STAGES - 1):
+        ask(
+            dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+            axis_dy, axis_x, axis_y, n, first, programs, stage, count, parts, stage,
+            MODE, UP, SIDE, TOLD, R, G, E, FULL, COPY, WORD,
+        )  # fmt: skip
+    LINES: tl.constexpr = lines_layout(SIDE, R, NW)
+    kept_s, kept_a = kept, kept
+    if TOLD:
+        kept_s = gl.allocate_shared_memory(TYPE, [2 * STRETCHES + 2, G, R], PLAIN)
+        if MODE == "affine":
+            kept_a = gl.allocate_shared_memory(TYPE, [2 * STRETCHES + 2, G, R], PLAIN)
+        elif MODE == "gate":
+            kept_a = gl.allocate_shared_memory(gl.int32, [2 * STRETCHES + 2, G, R], PLAIN)
+    carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, lines_layout(SIDE, R, NW)))
+    wave = (first * 0).to(gl.float64)
+    for i in range(count + 1 if TOLD else count):
+        freed = (i + STAGES - 1) % STAGES
+        if TOLD:
+            # What others tell of the former wave arrives while this part is looked at.
+            former = gl.maximum(i - 1, 0)
+            base = former * programs
+            lane = gl.arange(0, K, LANE)
+            needed = ((lane < programs) & (base + lane < units) & (i > 0)).to(gl.int32)
+            source = told + base.to(gl.int64) + lane
+            heard_s = overheard(source, needed)
+            heard_a = heard_s
+            if MODE == "affine":
+                heard_a = overheard(source + units.to(gl.int64), needed)
+            if i < count:
+                async_copy.wait_group(STAGES - 2)
+                tile, place = unit_of(i, first, programs, parts, TOLD)
+                begin = (place if not UP else parts - 1 - place).to(n.dtype) * C
+                totals, gains = line_totals(
+                    kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
+                    G, E, NW, FULL, LINE, WORD,
+                )  # fmt: skip
+                all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
+                put_by(kept_s, i % 2, behind, totals, STRETCHES)
+                if MODE == "affine" or MODE == "gate":
+                    put_by(kept_a, i % 2, passes, gains, STRETCHES)
+                target = told + (i * programs + first).to(gl.int64)
+                tell_last(target, all_s, all_a, MODE == "gate", G, LINES)
+                if MODE == "affine":
+                    tell_last(target + units.to(gl.int64), all_a, all_a, False, G, LINES)
+            if i > 0:
+                tile, place = unit_of(former, first, programs, parts, TOLD)
+                begin = (place if not UP else parts - 1 - place).to(n.dtype) * C
+                heard_s = hear(source, heard_s)
+                if MODE == "affine":
+                    heard_a = hear(source + units.to(gl.int64), heard_a)
+                arriving, wave = arrived(
+                    heard_s, heard_a, lane, needed, base, first, programs, units, parts, wave, MODE
+                )
+                T, totals = taken_up(kept_s, former % 2, STRETCHES, LINES)
+                passes, gains = T, totals
+                if MODE == "affine" or MODE == "gate":
+                    passes, gains = taken_up(kept_a, former % 2, STRETCHES, LINES)
+                T = onward(T, passes, arriving, MODE)
+                finish(
+                    dy, y, out, words, kept, kept_x, kept_y, kept_words, freed, row_dims, row_y,
+                    row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
+                    UP,
+                    TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
+                )  # fmt: skip
+            ask(
+                dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+                axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
+                MODE, UP, SIDE, TOLD, R, G, E, FULL, COPY, WORD,
+            )  # fmt: skip
+        else:
+            ask(
+                dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+                axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
+                MODE, UP, SIDE, TOLD, R, G, E, FULL, COPY, WORD,
+            )  # fmt: skip
+            async_copy.wait_group(STAGES - 1)
+            tile, place = unit_of(i, first, programs, parts, TOLD)
+            begin = (place if not UP else parts - 1 - place).to(n.dtype) * C
+            nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
+            totals, gains = line_totals(
+                kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
+                G, E, NW, FULL, LINE, WORD,
+            )  # fmt: skip
+            all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
+            arriving = gl.where(place > 0, carry, nothing)[None, :]
+            left = onward(all_s.to(gl.float64), all_a, arriving, MODE)
+            last = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None] == G - 1
+            if MODE == "mark":
+                carry = gl.reduce(gl.where(last, left, -_INFINITY), 0, larger)
+            else:
+                carry = gl.sum(gl.where(last, left, 0.0), 0)
+            T = onward(behind, passes, arriving, MODE)
+            finish(
+                dy, y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
+                row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
+                UP, TYPE,
+                SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
+            )  # fmt: skip
+
+
+@gluon.jit
+def put_by(kept, turn, behind, stretches, COUNT: tl.constexpr):
+    """Keep what is known of a part's lines until it is finished: what is behind each, and what its
+    first stretches do."""
+    kept.index(turn * (COUNT + 1)).store(behind)
+    for k in gl.static_range(0, COUNT):
+        kept.index(turn * (COUNT + 1) + k + 1).store(stretches[k])
+
+
+@gluon.jit
+def taken_up(kept, turn, COUNT: tl.constexpr, LINES: tl.constexpr):
+    stretches = ()
+    for k in gl.static_range(0, COUNT):
+        stretches = stretches + (kept.index(turn * (COUNT + 1) + k + 1).load(LINES),)
+    return kept.index(turn * (COUNT + 1)).load(LINES), stretches
+
+
+@triton.constexpr_function
+def line_layout(side, r, e, warps):
+    """A part with a line a thread: [G, E], or [G E, R] where rows lie side by side."""
+    if side:
+        return gl.BlockedLayout([e, max(1, r // 32)], [1, 32], [warps, 1], [1, 0])
+    return gl.BlockedLayout([1, e], [32, 1], [warps, 1], [1, 0])
+
+
+@triton.constexpr_function
+def lines_layout(side, r, warps):
+    """What each line has, [G, R]."""
+    if side:
+        return gl.BlockedLayout([1, max(1, r // 32)], [1, 32], [warps, 1], [1, 0])
+    return gl.BlockedLayout([1, 1], [32, 1], [warps, 1], [1, 0])
+
+
+@triton.constexpr_function
+def copy_layout(side, r, e, element, warps):
+    """A part as it is copied: 16 bytes a thread, neighbouring threads side by side."""
+    v = {"f32": 4, "f64": 2}.get(element, 8)
+    run = (r if side else e) // v
+    across = min(32, run)
+    return gl.BlockedLayout([1, v], [32 // across, across], [warps, 1], [1, 0])
+
+
+@triton.constexpr_function
+def shared_layout(side, e, element):
+    """Lines one after the other are turned, lest threads meet in a bank."""
+    if side:
+        return gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    item = {"f32": 4, "f64": 8}.get(element, 2)
+    pieces = max(1, e * item // 16)
+    return gl.SwizzledSharedLayout(16 // item, max(1, 8 // pieces), min(8, pieces), [1, 0])
+
+
+@gluon.jit
+def unit_of(i, first, programs, parts, TOLD: tl.constexpr):
+    """The tile of rows of a program's i-th part, and its place from the far end."""
+    if TOLD:
+        unit = i * programs + first
+        return unit // parts, unit % parts
+    else:
+        return first + i // parts * programs, i % parts
+
+
+@gluon.jit
+def offsets(
+    tile, begin, n, row_dims, row_steps, axis_steps, UP: tl.constexpr, SIDE: tl.constexpr,
+    R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr,
+):  # fmt: skip
+    """Where the elements of a part are, lines from the far end on, and which exist."""
+    outer, row = tile_row(tile, row_dims, R)
+    base = outer_offset(outer, row_dims, row_steps)
+    if SIDE:
+        step = gl.arange(0, G * E, gl.SliceLayout(1, LAYOUT))
+        lane = gl.arange(0, R, gl.SliceLayout(0, LAYOUT))
+        line = step // E
+        beyond = (G - 1 - line if UP else line) * E + step % E
+        there = (begin + beyond < n)[:, None] & (row + lane < row_dims[0])[None, :]
+        base += row + begin.to(gl.int64) * axis_steps[0]
+        # No two elements of a part are 2³¹ apart.
+        return base, (beyond * axis_steps[0].to(gl.int32))[:, None] + lane[None, :], there
+    else:
+        line = gl.arange(0, G, gl.SliceLayout(1, LAYOUT))
+        step = gl.arange(0, E, gl.SliceLayout(0, LAYOUT))
+        beyond = ((G - 1 - line if UP else line) * E)[:, None] + step[None, :]
+        return base + row * row_steps[0] + begin, beyond, begin + beyond < n
+
+
+@gluon.jit
+def word_offsets(
+    tile, begin, n, row_dims, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr,
+):  # fmt: skip
+    """The same of words, each of 32 places."""
+    outer, row = tile_row(tile, row_dims, R)
+    W: tl.constexpr = E // 32
+    count = gl.cdiv(n, 32).to(gl.int64)
+    if SIDE:
+        step = gl.arange(0, G * W, gl.SliceLayout(1, LAYOUT))
+        lane = gl.arange(0, R, gl.SliceLayout(0, LAYOUT))
+        line = step // W
+        index = (begin // 32 + (G - 1 - line if UP else line) * W + step % W).to(gl.int64)
+        there = (index < count)[:, None] & (row + lane < row_dims[0])[None, :]
+        at = (outer * count + index)[:, None] * row_dims[0] + (row + lane)[None, :]
+        return at, there
+    else:
+        line = gl.arange(0, G, gl.SliceLayout(1, LAYOUT))
+        step = gl.arange(0, W, gl.SliceLayout(0, LAYOUT))
+        index = begin // 32 + ((G - 1 - line if UP else line) * W)[:, None] + step[None, :]
+        return (outer * row_dims[0] + row) * count + index, index < count
+
+
+@gluon.jit
+def ask(
+    dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+    axis_dy, axis_x, axis_y, n, first, programs, i, count, parts, stage,
+    MODE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr, TOLD: tl.constexpr, R: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """Ask for a program's i-th part of all arrays, if there is one."""
+    if i < count:
+        tile, place = unit_of(i, first, programs, parts, TOLD)
+        begin = (place if not UP else parts - 1 - place).to(n.dtype) * (G * E)
+        if MODE == "mark":
+            base, at, there = offsets(
+                tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
+            )
+            copy(x + base + at, there, kept.index(stage), FULL)
+        else:
+            base, at, there = offsets(
+                tile, begin, n, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
+            )
+            copy(dy + base + at, there, kept.index(stage), FULL)
+        if MODE == "affine":
+            base, at, there = offsets(
+                tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
+            )
+            copy(x + base + at, there, kept_x.index(stage), FULL)
+            base, at, there = offsets(
+                tile, begin, n, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
+            )
+            copy(y + base + at, there, kept_y.index(stage), FULL)
+        elif MODE == "gate":
+            at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD)
+            copy(words + at, there, kept_words.index(stage), FULL)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def copy(source, there, target, FULL: tl.constexpr):
+    if FULL:
+        async_copy.async_copy_global_to_shared(target, source)
+    else:
+        async_copy.async_copy_global_to_shared(target, source, mask=there)
+
+
+@gluon.jit
+def lined(raw, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
+    """A part, or its words, by lines: [G, R, E]."""
+    if SIDE:
+        return gl.permute(gl.reshape(raw, (G, E, R)), (0, 2, 1))
+    else:
+        return gl.reshape(raw, (G, R, E))
+
+
+@gluon.jit
+def flat(lines, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
+    """The other way."""
+    if SIDE:
+        return gl.reshape(gl.permute(lines, (0, 2, 1)), (G * E, R))
+    else:
+        return gl.reshape(lines, (G, E))
+
+
+@gluon.jit
+def columns_of(t, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr):
+    """The E columns [G, R] of lines; nothing moves."""
+    if E == 1:
+        return (gl.convert_layout(gl.reshape(t, (G, R)), LINES),)
+    else:
+        a, b = gl.split(gl.permute(gl.reshape(t, (G, R, 2, E // 2)), (0, 1, 3, 2)))
+        return columns_of(a, R, G, E // 2, LINES) + columns_of(b, R, G, E // 2, LINES)
+
+
+@gluon.jit
+def lines_of(columns, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
+    """The other way."""
+    if E == 1:
+        return gl.reshape(columns[0], (G, R, 1))
+    else:
+        a = lines_of(columns[: E // 2], R, G, E // 2)
+        b = lines_of(columns[E // 2 :], R, G, E // 2)
+        return gl.reshape(gl.permute(gl.join(a, b), (0, 1, 3, 2)), (G, R, E))
+
+
+@gluon.jit
+def numbers_of(
+    kept, stage, begin, n, other, TYPE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr,
+    R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr,
+    LINES: tl.constexpr,
+):  # fmt: skip
+    """The columns of an array's part, and `other` where the row has ended."""
+    raw = unpacked(kept.index(stage).load(LINE)).to(TYPE)
+    if not FULL:
+        if SIDE:
+            step = gl.arange(0, G * E, gl.SliceLayout(1, LINE))
+            line = step // E
+            index = begin + (G - 1 - line if UP else line) * E + step % E
+            raw = gl.where((index < n)[:, None], raw, other)
+        else:
+            line = gl.arange(0, G, gl.SliceLayout(1, LINE))
+            step = gl.arange(0, E, gl.SliceLayout(0, LINE))
+            index = begin + ((G - 1 - line if UP else line) * E)[:, None] + step[None, :]
+            raw = gl.where(index < n, raw, other)
+    return columns_of(lined(raw, SIDE, R, G, E), R, G, E, LINES)
+
+
+@gluon.jit
+def unpacked(raw):
+    """bfloat16 as f32, two by two: an instruction each."""
+    if raw.dtype != gl.bfloat16 or _INTERPRETED:
+        return raw
+    else:
+        return gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [raw],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@gluon.jit
+def line_totals(
+    kept, kept_x, kept_words, stage, begin, n, KIND: tl.constexpr, MODE: tl.constexpr,
+    UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """What each line does to what arrives, [G, R]: what is added, and a factor or a gate; before
+    the last what its first stretches do."""
+    LINES: tl.constexpr = lines_layout(SIDE, R, NW)
+    if MODE == "mark":
+        if FULL and not _INTERPRETED and kept.dtype != gl.float32:
+            raw = lined(kept.index(stage).load(LINE), SIDE, R, G, E)
+            total = extremum(KIND, extremes(raw, KIND, R, G, E, LINES).to(TYPE))
+        else:
+            values = numbers_of(
+                kept, stage, begin, n, lowest(KIND), TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES
+            )
+            total = extremum(KIND, values[0])
+            for j in gl.static_range(1, E):
+                total = either(total, extremum(KIND, values[j]))
+        return (total,), (total,)
+    else:
+        d = numbers_of(kept, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+        if MODE == "affine":
+            u = numbers_of(kept_x, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+            total = u[nth(0, E, UP)] * d[nth(0, E, UP)]
+            gain = u[nth(0, E, UP)]
+            for k in gl.static_range(1, E):
+                total = u[nth(k, E, UP)] * (d[nth(k, E, UP)] + total)
+                gain *= u[nth(k, E, UP)]
+            return (total,), (gain,)
+        else:
+            B: tl.constexpr = block_of(E)
+            w = d
+            if MODE == "gate":
+                w = lined(kept_words.index(stage).load(WORD), SIDE, R, G, E // 32)
+                w = columns_of(w, R, G, E // 32, LINES)
+            all_s = gl.zeros_like(d[0])
+            all_a = all_s
+            totals = ()
+            gains = ()
+            for block in gl.static_range(0, E // B):
+                total = gl.zeros_like(d[0])
+                for k in gl.static_range(block * B, (block + 1) * B):
+                    total = d[nth(k, E, UP)] + total
+                    if MODE == "gate":
+                        total = gl.where(marked(w, nth(k, E, UP)), 0.0, total)
+                gain = total
+                if MODE == "gate":
+                    gain = mask(w[nth(block, E // B, UP)] == 0)
+                if block > 0:
+                    total = onward(total, gain, all_s, MODE)
+                    if MODE == "gate":
+                        gain = gain & all_a
+                all_s = total
+                all_a = gain
+                if (block + 1) * B % 64 == 0 or block == E // B - 1:
+                    totals = totals + (all_s,)
+                    gains = gains + (all_a,)
+            return totals, gains
+
+
+# A chain of additions has 32 places on the way there, a few across lines, and 64 on the way back:
+# fewer than the guarantee counts, see `precision`.
+@triton.constexpr_function
+def block_of(e):
+    return min(32, e)
+
+
+@triton.constexpr_function
+def stretch_count(mode, e):
+    return max(0, e // 64 - 1) if mode in ("sum", "gate") else 0
+
+
+@triton.constexpr_function
+def begins_stretch(mode, place):
+    return mode in ("sum", "gate") and place % 64 == 0
+
+
+@triton.constexpr_function
+def lowest(kind):
+    """What no number is an extremum before."""
+    return float("inf") if kind == "cummin" else -float("inf")
+
+
+@triton.constexpr_function
+def nth(k, e, up):
+    """The k-th place of a line, from its far end."""
+    return e - 1 - k if up else k
+
+
+@gluon.jit
+def marked(words, PLACE: tl.constexpr):
+    """Whether a place of a line wins."""
+    return (words[PLACE // 32] & one_bit(PLACE % 32)) != 0
+
+
+@gluon.jit
+def extremes(t, KIND: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+             LINES: tl.constexpr):  # fmt: skip
+    """The extremum of each line of halves [G, R, E], two at a time; a NaN is one."""
+    if E == 1:
+        return gl.convert_layout(gl.reshape(t, (G, R)), LINES)
+    elif E == 2:
+        a, b = gl.split(t)
+        a, b = gl.convert_layout(a, LINES), gl.convert_layout(b, LINES)
+        return paired(a, b, KIND, 1)
+    else:
+        a, b = gl.split(gl.permute(gl.reshape(t, (G, R, 2, E // 2)), (0, 1, 3, 2)))
+        return extremes(paired(a, b, KIND, 2), KIND, R, G, E // 2, LINES)
+
+
+@gluon.jit
+def paired(a, b, KIND: tl.constexpr, COUNT: tl.constexpr):
+    return gl.inline_asm_elementwise(
+        extreme_of(KIND, a.dtype.name, COUNT),
+        "=r,r,r" if COUNT == 2 else "=h,h,h",
+        [a, b],
+        dtype=a.dtype,
+        is_pure=True,
+        pack=COUNT,
+    )
+
+
+@triton.constexpr_function
+def extreme_of(kind, type_, count):
+    name = {"bf16": "bf16", "fp16": "f16"}[type_] + ("x2" if count == 2 else "")
+    return f"{'min' if kind == 'cummin' else 'max'}.NaN.{name} $0, $1, $2;"
+
+
+@gluon.jit
+def across(leaving, gain, MODE: tl.constexpr):
+    """What each line and all behind it do to what arrives, [G, R], and what those behind it do
+    alone: what is added, and a factor or a gate."""
+    nothing = gl.zeros_like(leaving)
+    if MODE == "sum":
+        s, behind = gl.associative_scan((leaving, nothing), 0, behind_sum)
+        return s, s, behind, behind
+    elif MODE == "mark":
+        s, behind = gl.associative_scan((leaving, nothing - _INFINITY), 0, before_either)
+        return s, s, behind, behind
+    elif MODE == "affine":
+        a, s, b, behind = gl.associative_scan(
+            (gain, leaving, nothing + 1.0, nothing), 0, behind_affine
+        )
+        return s, a, behind, b
+    else:
+        a, s, b, behind = gl.associative_scan(
+            (gain, leaving, gl.zeros_like(gain) - 1, nothing), 0, behind_gated
+        )
+        return s, a, behind, b
+
+
+@gluon.jit
+def onward(s, a, arriving, MODE: tl.constexpr):
+    """s + a · what arrives, of any shape and f64, in the type of s."""
+    arriving = arriving.to(s.dtype)
+    if MODE == "sum":
+        return s + arriving
+    elif MODE == "mark":
+        return either(s, gl.zeros_like(s) + arriving)
+    elif MODE == "affine":
+        return s + a.to(s.dtype) * arriving
+    else:
+        return s + gl.where(a != 0, arriving, 0.0)
+
+
+@gluon.jit
+def finish(
+    dy, y, out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_y, row_out, axis_y,
+    axis_out, n, tile, begin, T, totals, gains, KIND: tl.constexpr, TIES: tl.constexpr,
+    MODE: tl.constexpr,
+    UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr, WORD: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
+    """Run through a part, what arrives at each line being T, [G, R], and store it."""
+    LINES: tl.constexpr = lines_layout(SIDE, R, NW)
+    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+    line = begin + (G - 1 - number if UP else number) * E
+    if MODE == "mark":
+        values = numbers_of(
+            kept, stage, begin, n, lowest(KIND), TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES
+        )
+        found = ()
+        for _ in gl.static_range(0, E // 32):
+            found = found + (gl.full([G, R], 0, gl.int32, LINES),)
+        for k in gl.static_range(0, E):
+            value = extremum(KIND, values[nth(k, E, UP)])
+            found = with_winner(found, value, T, TIES, nth(k, E, UP), E // 32)
+            if not FULL or k == 0:  # the row may begin here
+                begins = line + nth(k, E, UP) == (n - 1 if UP else 0)
+                found = with_bit(found, begins, nth(k, E, UP), E // 32)
+            T = either(T, value)
+        at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD)
+        value = flat(lines_of(found, R, G, E // 32), SIDE, R, G, E // 32)
+        value = gl.convert_layout(value, WORD)
+        if FULL:
+            gl.store(words + at, value)
+        else:
+            gl.store(words + at, value, mask=there)
+    else:
+        d = numbers_of(kept, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+        u, w, c = d, d, d
+        if MODE == "affine":
+            u = numbers_of(kept_x, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+            w = numbers_of(kept_y, stage, begin, n, 1.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+            edge = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
+            edge = edge.to(TYPE)
+        elif MODE == "gate":
+            again = anew(kept_words.index(stage).load(WORD), n)
+            c = columns_of(lined(again, SIDE, R, G, E // 32), R, G, E // 32, LINES)
+        begun = T
+        results = ()
+        for k in gl.static_range(0, E):
+            if k > 0 and begins_stretch(MODE, k):
+                T = onward(totals[k // 64 - 1], gains[k // 64 - 1], begun, MODE)
+            S = d[nth(k, E, UP)] + T
+            value = S
+            if MODE == "sum":
+                T = S
+            elif MODE == "affine":
+                if k == E - 1:
+                    weight = edge
+                else:
+                    weight = w[nth(k + 1, E, UP)]
+                value = weight * S
+                T = u[nth(k, E, UP)] * S
+            else:
+                gate = marked(c, nth(k, E, UP))
+                T = gl.where(gate, 0.0, S)
+                value = differing(S, T)
+            if UP:
+                results = (value,) + results
+            else:
+                results = results + (value,)
+        value = lines_of(results, R, G, E)
+        element: tl.constexpr = out.dtype.element_ty
+        if element == gl.bfloat16 or element == gl.float16:
+            value = value.to(gl.float32)
+        value = flat(value.to(element), SIDE, R, G, E)
+        if SIDE:
+            value = gl.convert_layout(value, LINE)
+            base, at, there = offsets(
+                tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, LINE
+            )
+        else:
+            kept.index(stage).store(value)
+            value = kept.index(stage).load(COPY)
+            base, at, there = offsets(
+                tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, COPY
+            )
+        if FULL:
+            gl.store(out + base + at, value)
+        else:
+            gl.store(out + base + at, value, mask=there)
+
+
+@gluon.jit
+def differing(s, t):
+    """The bits of s that t has not, which is s or 0: s or 0. By an assembler's hand, lest the
+    compiler choose among halves once they are rounded, one by one."""
+    if s.dtype == gl.float64 or _INTERPRETED:
+        TYPE: tl.constexpr = gl.int64 if s.dtype == gl.float64 else gl.int32
+        return (s.to(TYPE, bitcast=True) ^ t.to(TYPE, bitcast=True)).to(s.dtype, bitcast=True)
+    else:
+        return gl.inline_asm_elementwise(
+            "xor.b32 $0, $1, $2;", "=r,r,r", [s, t], dtype=gl.float32, is_pure=True, pack=1
+        )
+
+
+@gluon.jit
+def anew(words, n):
+    """The same words, in a way that the assembler does not see through: it would keep conditions
+    that it made of them before, of which there are seven."""
+    if _INTERPRETED:
+        return words
+    else:
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 order; add.u32 order, $2, 0x3210; prmt.b32 $0, $1, $1, order; }",
+            "=r,r,r",
+            [words, gl.minimum(n, 0).to(gl.int32)],
+            dtype=gl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.constexpr_function
+def one_bit(number):
+    return 1 << number if number < 31 else -(1 << 31)
+
+
+@gluon.jit
+def with_winner(words, x, m, TIES: tl.constexpr, PLACE: tl.constexpr, COUNT: tl.constexpr):
+    """The words of a line with a bit set where a place's x wins over m."""
+    if _INTERPRETED or x.dtype == gl.float64:
+        return with_bit(words, beats(TIES, x, m), PLACE, COUNT)
+    else:
+        found = ()
+        for k in gl.static_range(0, COUNT):
+            word = words[k]
+            if k == PLACE // 32:
+                word = gl.inline_asm_elementwise(
+                    winning(TIES, PLACE % 32), "=r,r,r,0", [x, m, word], dtype=gl.int32,
+                    is_pure=True, pack=1,
+                )  # fmt: skip
+            found = found + (word,)
+        return found
+
+
+@triton.constexpr_function
+def winning(ties, number):
+    """Set a bit on a condition, as `beats`: the compiler would choose between two words."""
+    if ties == "first":
+        beats = "setp.num.f32 wins, $2, $2; setp.nan.and.f32 wins, $1, $1, wins; "
+        beats += "setp.gt.or.f32 wins, $1, $2, wins; "
+    else:
+        beats = "setp.nan.f32 wins, $1, $1; setp.ge.or.f32 wins, $1, $2, wins; "
+    return "{ .reg .pred wins; " + beats + f"@wins or.b32 $0, $0, {hex(1 << number)}; }}"
+
+
+@gluon.jit
+def with_bit(words, wins, PLACE: tl.constexpr, COUNT: tl.constexpr):
+    """The words of a line with a bit set where a place wins."""
+    found = ()
+    for k in gl.static_range(0, COUNT):
+        word = words[k]
+        if k == PLACE // 32:
+            word = gl.where(wins, word | one_bit(PLACE % 32), word)
+        found = found + (word,)
+    return found
+
+
+@gluon.jit
+def nearer(
+    y, tile, line, n, row_dims, row_y, axis_y, UP: tl.constexpr, SIDE: tl.constexpr,
+    R: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """y of the place before each line, 1 where the row begins, [G, R]."""
+    outer, row = tile_row(tile, row_dims, R)
+    index = line - 1 if UP else line + E
+    lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
+    base = outer_offset(outer, row_dims, row_y)
+    inside = (index >= 0) & (index < n) & (row + lane < row_dims[0])
+    if SIDE:
+        source = y + (base + row) + index.to(gl.int64) * axis_y[0] + lane
+    else:
+        source = y + (base + row * row_y[0]) + index + lane
+    return gl.load(source, mask=inside, other=1.0)
+
+
+@gluon.jit
+def tell_last(target, values, gates, GATED: tl.constexpr, G: tl.constexpr, LINES: tl.constexpr):
+    """Tell what the last of the lines has, which no reader takes for what is not told yet; a gate
+    is the last bit of what is told."""
+    values = values.to(gl.float64)
+    bits = values.to(gl.int64, bitcast=True)
+    bits = gl.where(values != values, _SOME_NAN, bits)
+    if GATED:
+        bits = (bits & -2) | (gates & 1).to(gl.int64)
+    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+    gl.atomic_xchg(target + number * 0, bits, mask=number == G - 1, sem="relaxed", scope="gpu")
+
+
+@gluon.jit
+def overheard(source, needed):
+    """What has been told so far; 0 where nothing is needed."""
+    if _INTERPRETED:
+        return gl.load(source, mask=needed != 0, other=0)
+    else:
+        return gl.inline_asm_elementwise(
+            "{ .reg .pred needed; setp.ne.s32 needed, $2, 0; mov.b64 $0, 0; "
+            "@needed ld.relaxed.gpu.global.b64 $0, [$1]; }",
+            "=&l,l,r",
+            [source.to(gl.int64), needed],
+            dtype=gl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@gluon.jit
+def hear(source, heard):
+    """The same when all has been told."""
+    if _INTERPRETED:
+        now = gl.load(source, mask=heard == _NOT_TOLD, other=0)
+        return gl.where(heard == _NOT_TOLD, now, heard)
+    else:
+        return gl.inline_asm_elementwise(
+            "{ .reg .pred again; mov.b64 $0, $2; ask: setp.eq.s64 again, $0, -1; "
+            "@!again bra heard; ld.relaxed.gpu.global.b64 $0, [$1]; bra ask; heard: }",
+            "=&l,l,l",
+            [source.to(gl.int64), heard],
+            dtype=gl.int64,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@gluon.jit
+def arrived(
+    heard_s, heard_a, lane, needed, base, first, programs, units, parts, before, MODE: tl.constexpr
+):
+    """What arrives at this program's part of a wave, and at the wave after it, where `before`
+    arrived at this one: by all that was told in it since the row began, in order."""
+    s = heard_s.to(gl.float64, bitcast=True)
+    a = heard_a.to(gl.float64, bitcast=True)
+    mine = base + first
+    end = gl.minimum(base + programs, units)
+    own = mine - mine % parts - base  # lane of the row's first part
+    next_own = end - end % parts - base
+    for_me = (needed != 0) & (lane >= own) & (lane < first)
+    for_next = (needed != 0) & (lane >= next_own)
+    if MODE == "sum":
+        here = gl.sum(gl.where(for_me, s, 0.0), 0)
+        there = gl.sum(gl.where(for_next, s, 0.0), 0)
+        here = gl.where(own < 0, here + before, here)
+        there = gl.where(next_own < 0, there + before, there)
+    elif MODE == "mark":
+        here = gl.reduce(gl.where(for_me, s, -_INFINITY), 0, larger)
+        there = gl.reduce(gl.where(for_next, s, -_INFINITY), 0, larger)
+        here = gl.where(own < 0, larger(here, before), here)
+        there = gl.where(next_own < 0, larger(there, before), there)
+    elif MODE == "gate":
+        # What arrives was added since the last part that lets nothing through, or a row began.
+        shut = (needed != 0) & (((heard_s & 1) == 0) | ((base + lane) % parts == 0))
+        shut_me = gl.max(gl.where(shut & (lane < first), lane, -1), 0)
+        shut_next = gl.max(gl.where(shut, lane, -1), 0)
+        here = gl.sum(gl.where(for_me & (lane >= shut_me), s, 0.0), 0)
+        there = gl.sum(gl.where(for_next & (lane >= shut_next), s, 0.0), 0)
+        here = gl.where((own < 0) & (shut_me < 0), here + before, here)
+        there = gl.where((next_own < 0) & (shut_next < 0), there + before, there)
+    else:
+        begins = ((base + lane) % parts == 0) & (needed != 0)
+        a = gl.where(needed != 0, a, 1.0)
+        s = gl.where(needed != 0, s, 0.0)
+        goes_on, a, s = gl.associative_scan((gl.where(begins, 0, 1), a, s), 0, in_turn)
+        here, here_a, here_on = at_lane(s, a, goes_on, lane == first - 1)
+        there, there_a, there_on = at_lane(s, a, goes_on, lane == programs - 1)
+        here = gl.where(here_on != 0, here + here_a * before, here)
+        here = gl.where(first > 0, here, before)
+        here = gl.where(mine % parts == 0, 0.0, here)
+        there = gl.where(there_on != 0, there + there_a * before, there)
+        there = gl.where(end % parts == 0, 0.0, there)
+    return here, there
+
+
+@triton.jit
+def in_turn(g1, a1, s1, g2, a2, s2):
+    """Parts one after the other; where g is 0 a row begins, and nothing goes through."""
+    return g1 & g2, tl.where(g2 != 0, a1 * a2, a2), tl.where(g2 != 0, s2 + a2 * s1, s2)
+
+
+@gluon.jit
+def at_lane(s, a, gate, one):
+    s = gl.where(one, s, 0.0)
+    a = gl.where(one, a, 0.0)
+    gate = gl.where(one, gate, 0)
+    return gl.sum(s, 0), gl.sum(a, 0), gl.sum(gate, 0)

@@ -1,0 +1,247 @@
+"""Scans whose parts wait in shared memory (`kernels.walks`): the launches, and when they are for a
+problem.
+
+Rows enough to fill the machine are *walked*, each by one program from end to end. The parts of
+others are *held*: all programs take them in turn, wave by wave, and tell each other what they do.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from ...descriptors import ScanBackwardDescriptor
+from ...kinds import ElementKind, ScanKind
+from .launch import WORKSPACE, Int, Pointer, Step, all_registers
+from .operands import Lined, pointers_of
+from .program import Program, clearing, down, integer, up
+from .table import Table
+
+__all__ = ["program", "workspace_bytes"]
+
+_SHARED = 220 << 10
+"""Bytes of shared memory that the programs of a processor have for parts."""
+_TOGETHER = 4
+"""The most programs of a processor."""
+_FEW = 2
+"""The same where each hears what all of a wave tell, or takes many registers."""
+_WIDTH = 128
+"""Bytes of rows side by side in a strip."""
+_BITS = 32
+"""Places of a row whose marks are a word."""
+_ALIGNED = 256
+_MARK = "mark"
+
+
+class _Parts(NamedTuple):
+    """How rows are cut: `r` side by side, in lines of `e` places; a program has room for
+    `stages` parts, and the machine for so many programs."""
+
+    r: int
+    lines: int
+    e: int
+    warps: int
+    stages: int
+    programs: int
+    tiles: int
+    number: int
+
+
+def program(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Program | None:
+    """None where this is not for arrays that lie so.
+
+    Of cummax and cummin x alone is asked for winners, by a launch of its own: see `kernels.walks`.
+    """
+    if desc.element is ElementKind.F64 or desc.kind is ScanKind.LOG_CUMSUM_EXP:
+        return None
+    if not {*lying.modes} <= ({"c", "n"} if lying.columns else {"t", "n"}):
+        return None
+    walk = _Walk(desc, lying, table)
+    return walk.made(held=False) or walk.made(held=True) if walk.alignment == 16 else None
+
+
+class _Walk:
+    """A problem whose rows lie in runs."""
+
+    def __init__(self, desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> None:
+        self.desc, self.table = desc, table
+        self.columns, self.flip = lying.columns, lying.flip
+        geometry = self.geometry = lying.geometry
+        self.n, self.rows = geometry.axis.size, geometry.rows.size
+        self.beside = geometry.rows.dims[0].extent
+        self.marked = bool(desc.spec.ties)
+        self.kinds = (_MARK, desc.kind.value) if self.marked else (desc.kind.value,)
+        # Factors rounded one by one add up their errors: long products are f64.
+        self.wide = desc.kind is ScanKind.CUMPROD and self.n > table.scan_product
+        self.processors = max(1, table.fill // 2)
+        self.alignment, self.aligned = geometry.alignment(self.n, lying.modes)
+        self.pointers = pointers_of(geometry, ("dy", "x", "y", "dx"), lying.modes)
+
+    def made(self, held: bool) -> Program | None:
+        """The program, if there are parts for it."""
+        cuts = [self.cut(kind, held) for kind in self.kinds]
+        base = _mark_bytes(self.rows, self.n) if self.marked else 0
+        words = 0
+        steps = []
+        for kind, parts in zip(self.kinds, cuts, strict=True):
+            if parts is None:
+                return None
+            steps.append(self.step(kind, parts, base + 8 * words if held else None))
+            if held:
+                words += parts.tiles * parts.number * _words(kind)
+        number = cuts[-1].number if cuts[-1] else 0
+        if held:
+            steps.insert(0, clearing(base, words))
+            why = f"rows are cut into {number} parts, kept in shared memory by programs that stay"
+        else:
+            why = f"a program walks whole rows in {number} parts, the next on their way"
+        source = "_marked" if self.marked else ""
+        if self.desc.kind is ScanKind.CUMPROD:
+            source = "_from_y"
+        return Program(
+            steps=tuple(steps),
+            runner=None,
+            workspace_bytes=base + 8 * words,
+            reads={"y": 0} if self.marked else {},
+            layout="columns" if self.columns else "rows",
+            variant=("held" if held else "walked") + source,
+            why=f"{why}: one read",
+        )
+
+    def cut(self, kind: str, held: bool) -> _Parts | None:
+        """The parts, if the table has a size for them."""
+        table, item, stages = self.table, self.geometry.item, self.table.held_parts
+        r = 1
+        if self.columns:
+            if held or self.n < table.walked_axis:
+                return None
+            r = _WIDTH // item
+            place = "walked_columns"
+            # Fewer strips than two for each processor are made narrower.
+            sizes = [table.part_of(p, kind, self.desc.element)[0] for p in (place, "walked_strips")]
+            if all(sizes) and self.tiles(r) < table.fill:
+                r, place = r // 2, "walked_strips"
+            if self.beside < r:
+                return None
+        elif held:
+            place = "held_scans"
+        else:
+            place = "walked_rows"
+        if not self.columns:
+            least = table.number_of(table.walked_from, place, self.desc.kind, self.desc.element)
+            if self.n < least:
+                return None
+            if self.desc.kind is ScanKind.CUMPROD or not held:
+                stages = table.walked_parts
+        tile, warps = table.part_of(place, kind, self.desc.element)
+        if not tile:
+            return None
+        lines = warps if self.columns else 32 * warps
+        if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
+            tile //= 2  # what is masked takes registers
+        e = tile // r // lines
+        bits = self.marked and kind != _MARK
+        each = tile * item * (3 if self.desc.kind is ScanKind.CUMPROD else 1) + bits * tile // 8
+        most = max(1, min(_FEW if held else _TOGETHER, _SHARED // (stages * each)))
+        if self.columns:  # what takes registers: many elements a thread, gates, f64, what is masked
+            if bits and not self.full(r, tile // r):
+                most = 1
+            elif bits or self.wide or tile // (32 * warps) > 32:
+                most = min(most, _FEW)
+        tiles, number = self.tiles(r), -(-self.n // (lines * e))
+        if held:
+            # A few less where a thread then hears one word, and not two.
+            programs = self.processors * most
+            programs = down(programs) if down(programs) > 0.95 * programs else programs
+        else:
+            # As many for each processor as are nearly all at work to the end; one does not fill it.
+            least = 1 if self.columns or most == 1 else 2
+            sizes = (self.processors * k for k in range(most, least - 1, -1))
+            programs = next((size for size in sizes if _busy(tiles, size)), 0)
+        far = self.columns and not self.geometry.near(r, lines * e)
+        if not programs or far or tiles * number >= 2**31 - 4 * programs * stages:
+            return None
+        return _Parts(r, lines, e, warps, stages, programs, tiles, number)
+
+    def full(self, r: int, c: int) -> bool:
+        """Whether all parts of r rows by c places are full."""
+        return self.n % c == 0 and self.beside % r == 0
+
+    def tiles(self, r: int) -> int:
+        return -(-self.beside // r) * (self.rows // self.beside)
+
+    def step(self, kind: str, parts: _Parts, told: int | None) -> Step:
+        """A launch, whose programs tell each other what they do at an offset of the workspace."""
+        mark = kind == _MARK
+        used = ("x",) if mark else ("dy", "out") if self.marked else ("dy", "x", "y", "out")
+        units = parts.tiles * parts.number
+        return Step(
+            kernel="walks.walk_rows",
+            grid=min(parts.programs, parts.tiles if told is None else units),
+            arguments=(
+                *((name, value if name in used else None) for name, value in self.pointers),
+                ("words", Pointer(WORKSPACE, "i32") if self.marked else None),
+                ("told", None if told is None else Pointer(WORKSPACE, "i64", told)),
+                *self.geometry.arguments(),
+                ("n", integer(self.n)),
+                ("tiles", Int(parts.tiles, "i32")),
+                ("parts", Int(parts.number, "i32")),
+            ),
+            constants=(
+                # What is marked is the same of all.
+                ("KIND", kind if not self.marked else self.desc.kind.value if mark else "cummax"),
+                ("TIES", self.desc.ties.value if mark else ""),
+                ("ELEMENT", self.desc.element.value),
+                ("MARK", mark),
+                ("FLIP", self.flip),
+                ("WIDE", self.wide),
+                ("SIDE", self.columns),
+                ("TOLD", told is not None),
+                ("R", parts.r),
+                ("G", parts.lines),
+                ("E", parts.e),
+                ("K", up(max(parts.programs, 32 * parts.warps)) if told is not None else 1),
+                ("STAGES", parts.stages),
+                ("NW", parts.warps),
+                ("FULL", self.full(parts.r, parts.lines * parts.e)),
+            ),
+            warps=parts.warps,
+            registers=_registers(parts.warps * -(-parts.programs // self.processors)),
+            alignment=self.alignment,
+            aligned=self.aligned,
+            together=told is not None,
+        )
+
+
+def _busy(tiles: int, programs: int) -> bool:
+    """Whether programs that take whole rows are nearly all at work to the end."""
+    return tiles >= 0.85 * programs * -(-tiles // programs)
+
+
+def _registers(warps: int) -> int:
+    """The most that a thread can have where so many warps run on a processor."""
+    most = all_registers(warps)
+    return most if most == 255 else most // 8 * 8
+
+
+def _words(kind: str) -> int:
+    """Words in which a part tells what it does."""
+    return 2 if kind == ScanKind.CUMPROD else 1
+
+
+def _mark_bytes(rows: int, n: int) -> int:
+    return -(-4 * rows * -(-n // _BITS) // _ALIGNED) * _ALIGNED
+
+
+def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
+    """The most workspace that any layout of a problem needs here."""
+    shape, (axis,) = desc.shape_and_axes
+    n = shape[axis]
+    rows = prod(shape) // n
+    marked = bool(desc.spec.ties) and table.marks
+    bound = _mark_bytes(rows, n) if marked else 0
+    for kind in (_MARK, desc.kind.value) if marked else (desc.kind.value,):
+        tile, _ = table.part_of("held_scans", kind, desc.element)
+        if tile:  # parts that are not full may be half as large
+            bound += 8 * _words(kind) * rows * -(-n // (tile // 2))
+    return bound
