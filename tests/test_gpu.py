@@ -16,7 +16,7 @@ import pytest
 import gradplan as gp
 from covering import SPECS, spec_of
 from gradplan import cases
-from gradplan.backends.gpu import launch, programs
+from gradplan.backends.gpu import launch, programs, table
 from gradplan.cases import Case
 from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
@@ -44,7 +44,12 @@ def test_jobs_of_a_gpu_meet_their_variants_on_sm_90(name):
     kind, large, _, element, without, options = JOBS[name]
     desc = cases.describe(spec_of(kind), ElementKind(element), large, (1,), **options)
     strides = cases.strides_of(Case(desc=desc, without=without))
-    assert programs.prepare(desc, strides, "sm_90", 0).variant.startswith(named_for(name))
+    made = programs.prepare(desc, strides, "sm_90", 0)
+    assert made.variant.startswith(named_for(name))
+    assert made.workspace_bytes <= programs.workspace_bound(desc, table.table_of("sm_90"))
+    # A launch of pointers that 16 does not divide is compiled otherwise, or not at all.
+    pointers = [value for step in made.steps for _, value in step.arguments]
+    assert not any(one.offset % 16 for one in pointers if isinstance(one, launch.Pointer))
 
 
 @jobs

@@ -34,7 +34,9 @@ _MAP_LOSS: dict[Any, float] = {
 }
 # Kinds whose row state is a sum.
 _SUMMED = (SoftmaxKind.SOFTMAX, SoftmaxKind.LOG_SOFTMAX, ReduceKind.VAR, ReduceKind.STD)
-# The longest chain of additions in a tile's scan: in a thread, across a warp, across warps.
+# The longest chain of additions in a tile's scan: in a thread, across a warp, across warps. In
+# `walks` 32 there, across a warp and eight, 64 back, and a few to join them: no more with the 16
+# that are added below.
 _SCAN_CHAIN = 64 + 5 + 32
 
 

@@ -27,6 +27,7 @@ _FEW = 2
 """The same where each hears what all of a wave tell, or takes many registers."""
 _WIDTH = 128
 """Bytes of rows side by side in a strip."""
+_STRIPS = ("columns", "strips")
 _BITS = 32
 """Places of a row whose marks are a word."""
 _ALIGNED = 256
@@ -88,7 +89,7 @@ class _Walk:
                 return None
             steps.append(self.step(kind, parts, base + 8 * words if held else None))
             if held:
-                words += parts.tiles * parts.number * _words(kind)
+                words += _told_words(kind, parts.tiles * parts.number)
         number = cuts[-1].number if cuts[-1] else 0
         if held:
             steps.insert(0, clearing(base, words))
@@ -110,58 +111,61 @@ class _Walk:
 
     def cut(self, kind: str, held: bool) -> _Parts | None:
         """The parts, if the table has a size for them."""
-        table, item, stages = self.table, self.geometry.item, self.table.held_parts
-        r = 1
-        if self.columns:
-            if held or self.n < table.walked_axis:
-                return None
-            r = _WIDTH // item
-            place = "walked_columns"
-            # Fewer strips than two for each processor are made narrower.
-            sizes = [table.part_of(p, kind, self.desc.element)[0] for p in (place, "walked_strips")]
-            if all(sizes) and self.tiles(r) < table.fill:
-                r, place = r // 2, "walked_strips"
-            if self.beside < r:
-                return None
-        elif held:
-            place = "held_scans"
-        else:
-            place = "walked_rows"
-        if not self.columns:
-            least = table.number_of(table.walked_from, place, self.desc.kind, self.desc.element)
-            if self.n < least:
-                return None
-            if self.desc.kind is ScanKind.CUMPROD or not held:
-                stages = table.walked_parts
-        tile, warps = table.part_of(place, kind, self.desc.element)
-        if not tile:
+        item, wide = self.geometry.item, _WIDTH // self.geometry.item
+        place = self.place(kind, held, wide)
+        r = 1 if not self.columns else wide // 2 if place == "walked_strips" else wide
+        tile, warps = self.table.part_of(place, kind, self.desc.element) if place else (0, 0)
+        if not tile or (self.columns and self.beside < r):
             return None
+        stages = self.table.held_parts
+        if not self.columns and (self.desc.kind is ScanKind.CUMPROD or not held):
+            stages = self.table.walked_parts
         lines = warps if self.columns else 32 * warps
         if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
             tile //= 2  # what is masked takes registers
         e = tile // r // lines
+        far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
         each = tile * item * (3 if self.desc.kind is ScanKind.CUMPROD else 1) + bits * tile // 8
-        most = max(1, min(_FEW if held else _TOGETHER, _SHARED // (stages * each)))
+        if far or stages * each > _SHARED or (self.marked and e < _BITS):
+            return None
+        most = min(_FEW if held else _TOGETHER, _SHARED // (stages * each))
         if self.columns:  # what takes registers: many elements a thread, gates, f64, what is masked
             if bits and not self.full(r, tile // r):
                 most = 1
             elif bits or self.wide or tile // (32 * warps) > 32:
                 most = min(most, _FEW)
         tiles, number = self.tiles(r), -(-self.n // (lines * e))
-        if held:
-            # A few less where a thread then hears one word, and not two.
-            programs = self.processors * most
-            programs = down(programs) if down(programs) > 0.95 * programs else programs
-        else:
-            # As many for each processor as are nearly all at work to the end; one does not fill it.
-            least = 1 if self.columns or most == 1 else 2
-            sizes = (self.processors * k for k in range(most, least - 1, -1))
-            programs = next((size for size in sizes if _busy(tiles, size)), 0)
-        far = self.columns and not self.geometry.near(r, lines * e)
-        if not programs or far or tiles * number >= 2**31 - 4 * programs * stages:
+        programs = self.programs(tiles, most, held)
+        if not programs or tiles * number >= 2**31 - 4 * programs * stages:
             return None
         return _Parts(r, lines, e, warps, stages, programs, tiles, number)
+
+    def place(self, kind: str, held: bool, wide: int) -> str:
+        """The field of the table that has the size of parts, if rows are long enough for it;
+        strips have so many rows, or half of them."""
+        table, element = self.table, self.desc.element
+        if self.columns:
+            if held or self.n < table.walked_axis:
+                return ""
+            sizes = (table.part_of(f"walked_{name}", kind, element) for name in _STRIPS)
+            # Fewer than two for each processor are made narrower.
+            narrow = all(tile for tile, _ in sizes) and self.tiles(wide) < table.fill
+            return "walked_strips" if narrow else "walked_columns"
+        name = "held_scans" if held else "walked_rows"
+        least = table.number_of(table.walked_from, name, self.desc.kind, element)
+        return name if self.n >= least else ""
+
+    def programs(self, tiles: int, most: int, held: bool) -> int:
+        """How many, up to so many for each processor; 0 where whole rows keep too few at work."""
+        if held:
+            # A few less where a thread then hears one word, and not two.
+            every = self.processors * most
+            return down(every) if down(every) > 0.95 * every else every
+        # Nearly all at work to the end; one of rows does not fill a processor.
+        least = 1 if self.columns or most == 1 else 2
+        sizes = (self.processors * k for k in range(most, least - 1, -1))
+        return next((size for size in sizes if _busy(tiles, size)), 0)
 
     def full(self, r: int, c: int) -> bool:
         """Whether all parts of r rows by c places are full."""
@@ -224,9 +228,10 @@ def _registers(warps: int) -> int:
     return most if most == 255 else most // 8 * 8
 
 
-def _words(kind: str) -> int:
-    """Words in which a part tells what it does."""
-    return 2 if kind == ScanKind.CUMPROD else 1
+def _told_words(kind: str, units: int) -> int:
+    """Words in which so many parts tell what they do; what comes after them is aligned."""
+    words = units * (2 if kind == ScanKind.CUMPROD else 1)
+    return -(-8 * words // _ALIGNED) * _ALIGNED // 8
 
 
 def _mark_bytes(rows: int, n: int) -> int:
@@ -243,5 +248,5 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     for kind in (_MARK, desc.kind.value) if marked else (desc.kind.value,):
         tile, _ = table.part_of("held_scans", kind, desc.element)
         if tile:  # parts that are not full may be half as large
-            bound += 8 * _words(kind) * rows * -(-n // (tile // 2))
+            bound += 8 * _told_words(kind, rows * -(-n // (tile // 2)))
     return bound

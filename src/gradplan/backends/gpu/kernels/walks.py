@@ -92,7 +92,7 @@ def walk_rows(
     COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
     SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
     PLAIN: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    LANE: tl.constexpr = gl.BlockedLayout([K // (32 * NW)], [32], [NW], [0])
+    LANE: tl.constexpr = gl.BlockedLayout([K // (32 * NW) if TOLD else 1], [32], [NW], [0])
     if MARK:
         kept = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES] + SHAPE, SHARED)
     else:
@@ -124,7 +124,7 @@ def walk_rows(
             kept_a = gl.allocate_shared_memory(TYPE, [2 * STRETCHES + 2, G, R], PLAIN)
         elif MODE == "gate":
             kept_a = gl.allocate_shared_memory(gl.int32, [2 * STRETCHES + 2, G, R], PLAIN)
-    carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, lines_layout(SIDE, R, NW)))
+    carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
     wave = (first * 0).to(gl.float64)
     for i in range(count + 1 if TOLD else count):
         freed = (i + STAGES - 1) % STAGES
@@ -172,8 +172,7 @@ def walk_rows(
                 finish(
                     dy, y, out, words, kept, kept_x, kept_y, kept_words, freed, row_dims, row_y,
                     row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
-                    UP,
-                    TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
+                    UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
                 )  # fmt: skip
             ask(
                 dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
@@ -206,8 +205,7 @@ def walk_rows(
             finish(
                 dy, y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
                 row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
-                UP, TYPE,
-                SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
+                UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
             )  # fmt: skip
 
 
