@@ -239,6 +239,21 @@ def test_a_table_that_is_added_to_is_written_where_indices_point():
     assert told.written == told.fewest_written == 16 * 768 * 2
 
 
+def test_scans_in_shared_memory_have_true_reasons():
+    def told(kind, shape, axis, runs=""):
+        desc = plan(kind, shape, axis).descriptor
+        found = others(desc, strides_of(desc, "contiguous"), table_of("sm_90"), runs)
+        return {one.variant: one.why for one in found}
+
+    assert "walked_axis" in told("cummax", (512, 8192), 0)["walked"]
+    assert "walked_from" in told("cumsum", (64, 1 << 18), 1)["held"]
+    askew = told("cummax", (1, 1 << 27), 1, "chained_from_y")
+    for variant in ("walked", "held"):
+        assert askew[variant] == "16 does not divide all addresses"
+    many = plan("cumsum", (1 << 23, 16), 1)
+    assert many.workspace_size == 0
+
+
 @pytest.mark.parametrize(("kind", "variant"), [("softmax", "lagged"), ("std", "cluster")])
 def test_what_runs_at_addresses_that_are_not_aligned_has_its_reasons(kind, variant):
     shape = (8192, 8192) if kind == "softmax" else (64, 2048, 512)

@@ -172,6 +172,27 @@ def test_scans_that_are_walked_and_held(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+@pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])
+@pytest.mark.parametrize("kind", ["cummax", "cummin"])
+def test_an_infinity_goes_through_parts_without_winners(rows, kind):
+    """What parts tell of themselves is also a gate: the one must not spoil the other."""
+    n = 4096
+    x = np.zeros((rows, n), np.float32)
+    x[:, 0] = 5 if kind == "cummax" else -5
+    for last, wanted in (([np.inf], np.inf), ([3e38, 3e38], np.inf), ([-np.inf], -np.inf)):
+        dy = np.ones((rows, n), np.float32)
+        dy[:, n - len(last) :] = last
+        dx = np.empty_like(dy)
+        desc = cases.describe(spec_of(kind), ElementKind.F32, (rows, n), (1,))
+        with table.using("interpreter", walking()):
+            plan = gp.ScanBackwardPlan.select(desc, preference=TRITON)
+            launch_it = plan.bind(gp.ScanBackwardArgs(dy=dy, x=x, dx=dx))
+            assert launch_it.sku.variant.startswith("held" if rows == 1 else "walked")
+            launch_it()
+        assert (dx[:, 0] == wanted).all()
+        assert not dx[:, 1:].any()
+
+
 @pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_part_may_leave_the_range_that_its_row_keeps(element, axis, monkeypatch):

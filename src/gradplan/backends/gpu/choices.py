@@ -38,8 +38,8 @@ def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[O
     if chosen.unaligned is not None and runs == chosen.unaligned.variant:
         found = others(desc, strides, _in_registers(table))
         why = "16 does not divide all addresses"
-        name = _base(chosen, _ORDER[desc.spec.engine])
-        return tuple(Other(one.variant, why) if one.variant == name else one for one in found)
+        aligned = ("walked", "held")
+        return tuple(Other(one.variant, why) if one.variant in aligned else one for one in found)
     order = _ORDER.get(desc.spec.engine, ())
     name = _base(chosen, order)
     told = []
@@ -100,6 +100,12 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         now = table.number_of(table.walked_from, place, desc.op, desc.element)
         lower = ((now // k, _walked_from(table, place, now // k)) for k in _powers() if now // k)
         yield "walked_from", "the shortest row whose parts wait in shared memory", now, lower
+        if other == "walked":
+            now = table.walked_axis
+            lower = (
+                (now // k, _with(table, "walked_axis", now // k)) for k in _powers() if now // k
+            )
+            yield "walked_axis", "the shortest strided axis that is walked", now, lower
         now = table.fill
         lower = ((now // k, _with(table, "fill", now // k)) for k in _powers() if now // k > 1)
         yield "fill", "twice the programs that walk a row each", now, lower
@@ -175,7 +181,7 @@ def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
-    never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER)
+    never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER, walked_from=())
     if other == "held":
         barred = never_walked
     elif other != "cluster":

@@ -30,6 +30,8 @@ _WIDTH = 128
 _STRIPS = ("columns", "strips")
 _BITS = 32
 """Places of a row whose marks are a word."""
+_LONGEST = 128
+"""Places of a line at most: so many additions the guarantee allows for, see `precision`."""
 _ALIGNED = 256
 _MARK = "mark"
 
@@ -127,7 +129,7 @@ class _Walk:
         far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
         each = tile * item * (3 if self.desc.kind is ScanKind.CUMPROD else 1) + bits * tile // 8
-        if far or stages * each > _SHARED or (self.marked and e < _BITS):
+        if far or stages * each > _SHARED or e > _LONGEST or (self.marked and e < _BITS):
             return None
         most = min(_FEW if held else _TOGETHER, _SHARED // (stages * each))
         if self.columns:  # what takes registers: many elements a thread, gates, f64, what is masked
@@ -240,13 +242,16 @@ def _mark_bytes(rows: int, n: int) -> int:
 
 def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     """The most workspace that any layout of a problem needs here."""
+    if desc.element is ElementKind.F64 or desc.kind is ScanKind.LOG_CUMSUM_EXP:
+        return 0
     shape, (axis,) = desc.shape_and_axes
     n = shape[axis]
     rows = prod(shape) // n
+    least = table.number_of(table.walked_from, "held_scans", desc.kind, desc.element)
     marked = bool(desc.spec.ties) and table.marks
     bound = _mark_bytes(rows, n) if marked else 0
     for kind in (_MARK, desc.kind.value) if marked else (desc.kind.value,):
         tile, _ = table.part_of("held_scans", kind, desc.element)
-        if tile:  # parts that are not full may be half as large
+        if tile and n >= least:  # parts that are not full may be half as large
             bound += 8 * _told_words(kind, rows * -(-n // (tile // 2)))
     return bound

@@ -432,7 +432,7 @@ def unpacked(raw):
     else:
         return gl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=r,=r,r",
+            "=&r,=r,r",
             [raw],
             dtype=gl.float32,
             is_pure=True,
@@ -846,7 +846,8 @@ def arrived(
 ):
     """What arrives at this program's part of a wave, and at the wave after it, where `before`
     arrived at this one: by all that was told in it since the row began, in order."""
-    s = heard_s.to(gl.float64, bitcast=True)
+    # The last bit is a gate, which would make a NaN of an infinity.
+    s = (heard_s & -2 if MODE == "gate" else heard_s).to(gl.float64, bitcast=True)
     a = heard_a.to(gl.float64, bitcast=True)
     mine = base + first
     end = gl.minimum(base + programs, units)
