@@ -137,8 +137,8 @@ def current_device() -> int:
 
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
-    "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments", "held",
-    "walks",
+    "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments",
+    "hearing", "held", "walk_memory", "waves", "walks",
 )  # fmt: skip
 
 

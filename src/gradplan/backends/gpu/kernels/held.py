@@ -33,6 +33,7 @@ from .formulas import (
     term,
     times_few_parts,
 )
+from .hearing import hear, overheard
 from .tiles import by_row, fetch, fetch_raw, outer_offset, place, put, tile_row, widened
 
 _INTERPRETED = tl.constexpr(interpreted())
@@ -134,7 +135,7 @@ def held_rows(
         at = unit_place(former, parts, row_dims, n, R, C, NEAR, TILE)
         before = aside(dy, y, A, Z, at, dy_steps, y_steps, FULL)
         words, needed = words_of(told, former, 0, parts, R, K, HEARD)
-        heard = overheard(words, needed, KIND, ELEMENT)
+        heard = overheard(words, needed, word_bits(KIND, ELEMENT))
         dy_row = of_rows(dy, DY, former // parts, dy_steps, R, FULL, ROW, KNOWN)
         y_row = of_rows(y, Y, former // parts, y_steps, R, FULL, ROW, KNOWN)
         later = gl.minimum(unit + programs, units - 1)
@@ -298,6 +299,11 @@ def word_type(kind, element):
     """What a state is told in."""
     wide = kind == "prod" or (element == "f32" and not counts(kind))
     return gl.float64 if wide else gl.float32
+
+
+@triton.constexpr_function
+def word_bits(kind, element):
+    return word_type(kind, element).primitive_bitwidth
 
 
 @triton.constexpr_function
@@ -567,7 +573,7 @@ def heard_parts(
     s2 = s0 * 0.0
     for first in range(0, parts, K):
         words, needed = words_of(told, unit, first, parts, R, K, HEARD)
-        t0 = overheard(words, needed, KIND, ELEMENT).to(gl.float64, bitcast=True)
+        t0 = overheard(words, needed, word_bits(KIND, ELEMENT)).to(gl.float64, bitcast=True)
         fence(t0)
         odd = (t0 != t0) & (needed != 0)
         m, e = plain_parts(gl.where(needed != 0, t0, 1.0))
@@ -601,73 +607,6 @@ def telling(r, bits):
 
 
 @gluon.jit
-def overheard(words, needed, KIND: tl.constexpr, ELEMENT: tl.constexpr):
-    """What has been told so far; 0 where nothing is needed."""
-    WIDE: tl.constexpr = word_type(KIND, ELEMENT) == gl.float64
-    if _INTERPRETED:
-        told = gl.load(words, mask=needed != 0, other=0.0)
-        return told.to(gl.int64 if WIDE else gl.int32, bitcast=True)
-    else:
-        return gl.inline_asm_elementwise(
-            overhearing(64 if WIDE else 32),
-            "=&l,l,r" if WIDE else "=&r,l,r",
-            [words.to(gl.int64), needed],
-            dtype=gl.int64 if WIDE else gl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.constexpr_function
-def overhearing(bits):
-    return (
-        f"{{ .reg .pred needed; setp.ne.s32 needed, $2, 0; mov.b{bits} $0, 0; "
-        f"@needed ld.relaxed.gpu.global.b{bits} $0, [$1]; }}"
-    )
-
-
-@gluon.jit
-def hear(words, heard, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
-    """The same when all has been told."""
-    EACH: tl.constexpr = R * K // (32 * NW)
-    BITS: tl.constexpr = heard.dtype.primitive_bitwidth
-    if _INTERPRETED:  # one program after the other: what it waits for is its own
-        now = gl.load(words, mask=heard == -1, other=0.0).to(heard.dtype, bitcast=True)
-        return gl.where(heard == -1, now, heard)
-    else:
-        return gl.inline_asm_elementwise(
-            asking(EACH, BITS),
-            asked(EACH, BITS),
-            [words.to(gl.int64), heard],
-            dtype=heard.dtype,
-            is_pure=False,
-            pack=EACH,
-        )
-
-
-@triton.constexpr_function
-def asking(count, bits):
-    """Load again each of `count` words that has not been told, until all have."""
-    lines = [".reg .pred again, missing;"]
-    lines += [f"mov.b{bits} ${k}, ${2 * count + k};" for k in range(count)]
-    lines += ["ask:", f"setp.eq.s{bits} again, $0, -1;"]
-    lines += [f"setp.eq.or.s{bits} again, ${k}, -1, again;" for k in range(1, count)]
-    lines += ["@!again bra heard;"]
-    for k in range(count):
-        lines += [f"setp.eq.s{bits} missing, ${k}, -1;"]
-        lines += [f"@missing ld.relaxed.gpu.global.b{bits} ${k}, [${count + k}];"]
-    lines += ["bra ask;", "heard:"]
-    return "{ " + " ".join(lines) + " }"
-
-
-@triton.constexpr_function
-def asked(count, bits):
-    """The constraints of that."""
-    word = "l" if bits == 64 else "r"
-    return ",".join([f"=&{word}"] * count + ["l"] * count + [word] * count)
-
-
-@gluon.jit
 def joined(
     told, words, heard, unit, parts, some, KIND: tl.constexpr, ELEMENT: tl.constexpr,
     OUT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr,
@@ -675,11 +614,13 @@ def joined(
 ):  # fmt: skip
     """The states of rows, f64 [R], from those of their parts, in an order that depends on their
     number alone."""
-    state = gl.sum(by_lanes(numbers_of(hear(words, heard, R, K, NW)), R, K, NW), 2)
+    state = gl.sum(by_lanes(numbers_of(hear(words, heard, R * K // (32 * NW))), R, K, NW), 2)
     if MORE:
         for first in range(K, parts, K):
             later, needed = words_of(told, unit, first, parts, R, K, HEARD)
-            others = numbers_of(hear(later, overheard(later, needed, KIND, ELEMENT), R, K, NW))
+            others = numbers_of(
+                hear(later, overheard(later, needed, word_bits(KIND, ELEMENT)), R * K // (32 * NW))
+            )
             state += gl.sum(by_lanes(others, R, K, NW), 2)
     if OUT == "t":
         state = gl.convert_layout(gl.sum(state, 1), gl.SliceLayout(1, JOIN))
@@ -715,11 +656,13 @@ def joined_products(
     NW: tl.constexpr, MORE: tl.constexpr, HEARD: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
     """The same of products: significand, exponent, and whether some part was told otherwise."""
-    m, e = told_products(hear(words, heard, R, K, NW), needed, R, K, NW)
+    m, e = told_products(hear(words, heard, R * K // (32 * NW)), needed, R, K, NW)
     if MORE:
         for first in range(K, parts, K):
             later, needed_too = words_of(told, unit, first, parts, R, K, HEARD)
-            heard_too = hear(later, overheard(later, needed_too, KIND, ELEMENT), R, K, NW)
+            heard_too = hear(
+                later, overheard(later, needed_too, word_bits(KIND, ELEMENT)), R * K // (32 * NW)
+            )
             m2, e2 = told_products(heard_too, needed_too, R, K, NW)
             m *= m2
             e += e2

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
 from ..launch import interpreted
+from .hearing import hear, overheard
 from .line_scans import (
     behind_affine,
     behind_gated,
@@ -26,13 +27,28 @@ from .line_scans import (
     mode_of,
 )
 from .recurrence import beats, extremum, larger
-from .tiles import outer_offset, tile_row
+from .walk_memory import (
+    ask,
+    begin_of,
+    columns_of,
+    copy_layout,
+    flat,
+    line_layout,
+    lined,
+    lines_layout,
+    lines_of,
+    nearer,
+    numbers_of,
+    offsets,
+    shared_layout,
+    unit_of,
+    word_offsets,
+)
+from .waves import arrived, tell_last
 from .winners import before_either, either
 
 _INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
-_NOT_TOLD = tl.constexpr(-1)
-_SOME_NAN = tl.constexpr(0x7FF8 << 48)
 
 
 @gluon.jit
@@ -135,14 +151,14 @@ def walk_rows(
             lane = gl.arange(0, K, LANE)
             needed = ((lane < programs) & (base + lane < units) & (i > 0)).to(gl.int32)
             source = told + base.to(gl.int64) + lane
-            heard_s = overheard(source, needed)
+            heard_s = overheard(source, needed, 64)
             heard_a = heard_s
             if MODE == "affine":
-                heard_a = overheard(source + units.to(gl.int64), needed)
+                heard_a = overheard(source + units.to(gl.int64), needed, 64)
             if i < count:
                 async_copy.wait_group(STAGES - 2)
                 tile, place = unit_of(i, first, programs, parts, TOLD)
-                begin = (place if not UP else parts - 1 - place).to(n.dtype) * C
+                begin = begin_of(place, parts, n, UP, C)
                 totals, gains = line_totals(
                     kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
                     G, E, NW, FULL, LINE, WORD,
@@ -157,10 +173,10 @@ def walk_rows(
                     tell_last(target + units.to(gl.int64), all_a, all_a, False, G, LINES)
             if i > 0:
                 tile, place = unit_of(former, first, programs, parts, TOLD)
-                begin = (place if not UP else parts - 1 - place).to(n.dtype) * C
-                heard_s = hear(source, heard_s)
+                begin = begin_of(place, parts, n, UP, C)
+                heard_s = hear(source, heard_s, 1)
                 if MODE == "affine":
-                    heard_a = hear(source + units.to(gl.int64), heard_a)
+                    heard_a = hear(source + units.to(gl.int64), heard_a, 1)
                 arriving, wave = arrived(
                     heard_s, heard_a, lane, needed, base, first, programs, units, parts, wave, MODE
                 )
@@ -170,7 +186,7 @@ def walk_rows(
                     passes, gains = taken_up(kept_a, former % 2, STRETCHES, LINES)
                 T = onward(T, passes, arriving, MODE)
                 finish(
-                    dy, y, out, words, kept, kept_x, kept_y, kept_words, freed, row_dims, row_y,
+                    y, out, words, kept, kept_x, kept_y, kept_words, freed, row_dims, row_y,
                     row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
                     UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
                 )  # fmt: skip
@@ -187,7 +203,7 @@ def walk_rows(
             )  # fmt: skip
             async_copy.wait_group(STAGES - 1)
             tile, place = unit_of(i, first, programs, parts, TOLD)
-            begin = (place if not UP else parts - 1 - place).to(n.dtype) * C
+            begin = begin_of(place, parts, n, UP, C)
             nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
             totals, gains = line_totals(
                 kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
@@ -203,7 +219,7 @@ def walk_rows(
                 carry = gl.sum(gl.where(last, left, 0.0), 0)
             T = onward(behind, passes, arriving, MODE)
             finish(
-                dy, y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
+                y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
                 row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
                 UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
             )  # fmt: skip
@@ -224,220 +240,6 @@ def taken_up(kept, turn, COUNT: tl.constexpr, LINES: tl.constexpr):
     for k in gl.static_range(0, COUNT):
         stretches = stretches + (kept.index(turn * (COUNT + 1) + k + 1).load(LINES),)
     return kept.index(turn * (COUNT + 1)).load(LINES), stretches
-
-
-@triton.constexpr_function
-def line_layout(side, r, e, warps):
-    """A part with a line a thread: [G, E], or [G E, R] where rows lie side by side."""
-    if side:
-        return gl.BlockedLayout([e, max(1, r // 32)], [1, 32], [warps, 1], [1, 0])
-    return gl.BlockedLayout([1, e], [32, 1], [warps, 1], [1, 0])
-
-
-@triton.constexpr_function
-def lines_layout(side, r, warps):
-    """What each line has, [G, R]."""
-    if side:
-        return gl.BlockedLayout([1, max(1, r // 32)], [1, 32], [warps, 1], [1, 0])
-    return gl.BlockedLayout([1, 1], [32, 1], [warps, 1], [1, 0])
-
-
-@triton.constexpr_function
-def copy_layout(side, r, e, element, warps):
-    """A part as it is copied: 16 bytes a thread, neighbouring threads side by side."""
-    v = {"f32": 4, "f64": 2}.get(element, 8)
-    run = (r if side else e) // v
-    across = min(32, run)
-    return gl.BlockedLayout([1, v], [32 // across, across], [warps, 1], [1, 0])
-
-
-@triton.constexpr_function
-def shared_layout(side, e, element):
-    """Lines one after the other are turned, lest threads meet in a bank."""
-    if side:
-        return gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    item = {"f32": 4, "f64": 8}.get(element, 2)
-    pieces = max(1, e * item // 16)
-    return gl.SwizzledSharedLayout(16 // item, max(1, 8 // pieces), min(8, pieces), [1, 0])
-
-
-@gluon.jit
-def unit_of(i, first, programs, parts, TOLD: tl.constexpr):
-    """The tile of rows of a program's i-th part, and its place from the far end."""
-    if TOLD:
-        unit = i * programs + first
-        return unit // parts, unit % parts
-    else:
-        return first + i // parts * programs, i % parts
-
-
-@gluon.jit
-def offsets(
-    tile, begin, n, row_dims, row_steps, axis_steps, UP: tl.constexpr, SIDE: tl.constexpr,
-    R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr,
-):  # fmt: skip
-    """Where the elements of a part are, lines from the far end on, and which exist."""
-    outer, row = tile_row(tile, row_dims, R)
-    base = outer_offset(outer, row_dims, row_steps)
-    if SIDE:
-        step = gl.arange(0, G * E, gl.SliceLayout(1, LAYOUT))
-        lane = gl.arange(0, R, gl.SliceLayout(0, LAYOUT))
-        line = step // E
-        beyond = (G - 1 - line if UP else line) * E + step % E
-        there = (begin + beyond < n)[:, None] & (row + lane < row_dims[0])[None, :]
-        base += row + begin.to(gl.int64) * axis_steps[0]
-        # No two elements of a part are 2³¹ apart.
-        return base, (beyond * axis_steps[0].to(gl.int32))[:, None] + lane[None, :], there
-    else:
-        line = gl.arange(0, G, gl.SliceLayout(1, LAYOUT))
-        step = gl.arange(0, E, gl.SliceLayout(0, LAYOUT))
-        beyond = ((G - 1 - line if UP else line) * E)[:, None] + step[None, :]
-        return base + row * row_steps[0] + begin, beyond, begin + beyond < n
-
-
-@gluon.jit
-def word_offsets(
-    tile, begin, n, row_dims, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
-    G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr,
-):  # fmt: skip
-    """The same of words, each of 32 places."""
-    outer, row = tile_row(tile, row_dims, R)
-    W: tl.constexpr = E // 32
-    count = gl.cdiv(n, 32).to(gl.int64)
-    if SIDE:
-        step = gl.arange(0, G * W, gl.SliceLayout(1, LAYOUT))
-        lane = gl.arange(0, R, gl.SliceLayout(0, LAYOUT))
-        line = step // W
-        index = (begin // 32 + (G - 1 - line if UP else line) * W + step % W).to(gl.int64)
-        there = (index < count)[:, None] & (row + lane < row_dims[0])[None, :]
-        at = (outer * count + index)[:, None] * row_dims[0] + (row + lane)[None, :]
-        return at, there
-    else:
-        line = gl.arange(0, G, gl.SliceLayout(1, LAYOUT))
-        step = gl.arange(0, W, gl.SliceLayout(0, LAYOUT))
-        index = begin // 32 + ((G - 1 - line if UP else line) * W)[:, None] + step[None, :]
-        return (outer * row_dims[0] + row) * count + index, index < count
-
-
-@gluon.jit
-def ask(
-    dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
-    axis_dy, axis_x, axis_y, n, first, programs, i, count, parts, stage,
-    MODE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr, TOLD: tl.constexpr, R: tl.constexpr,
-    G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr,
-):  # fmt: skip
-    """Ask for a program's i-th part of all arrays, if there is one."""
-    if i < count:
-        tile, place = unit_of(i, first, programs, parts, TOLD)
-        begin = (place if not UP else parts - 1 - place).to(n.dtype) * (G * E)
-        if MODE == "mark":
-            base, at, there = offsets(
-                tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
-            )
-            copy(x + base + at, there, kept.index(stage), FULL)
-        else:
-            base, at, there = offsets(
-                tile, begin, n, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
-            )
-            copy(dy + base + at, there, kept.index(stage), FULL)
-        if MODE == "affine":
-            base, at, there = offsets(
-                tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
-            )
-            copy(x + base + at, there, kept_x.index(stage), FULL)
-            base, at, there = offsets(
-                tile, begin, n, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
-            )
-            copy(y + base + at, there, kept_y.index(stage), FULL)
-        elif MODE == "gate":
-            at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD)
-            copy(words + at, there, kept_words.index(stage), FULL)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def copy(source, there, target, FULL: tl.constexpr):
-    if FULL:
-        async_copy.async_copy_global_to_shared(target, source)
-    else:
-        async_copy.async_copy_global_to_shared(target, source, mask=there)
-
-
-@gluon.jit
-def lined(raw, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
-    """A part, or its words, by lines: [G, R, E]."""
-    if SIDE:
-        return gl.permute(gl.reshape(raw, (G, E, R)), (0, 2, 1))
-    else:
-        return gl.reshape(raw, (G, R, E))
-
-
-@gluon.jit
-def flat(lines, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
-    """The other way."""
-    if SIDE:
-        return gl.reshape(gl.permute(lines, (0, 2, 1)), (G * E, R))
-    else:
-        return gl.reshape(lines, (G, E))
-
-
-@gluon.jit
-def columns_of(t, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr):
-    """The E columns [G, R] of lines; nothing moves."""
-    if E == 1:
-        return (gl.convert_layout(gl.reshape(t, (G, R)), LINES),)
-    else:
-        a, b = gl.split(gl.permute(gl.reshape(t, (G, R, 2, E // 2)), (0, 1, 3, 2)))
-        return columns_of(a, R, G, E // 2, LINES) + columns_of(b, R, G, E // 2, LINES)
-
-
-@gluon.jit
-def lines_of(columns, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
-    """The other way."""
-    if E == 1:
-        return gl.reshape(columns[0], (G, R, 1))
-    else:
-        a = lines_of(columns[: E // 2], R, G, E // 2)
-        b = lines_of(columns[E // 2 :], R, G, E // 2)
-        return gl.reshape(gl.permute(gl.join(a, b), (0, 1, 3, 2)), (G, R, E))
-
-
-@gluon.jit
-def numbers_of(
-    kept, stage, begin, n, other, TYPE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr,
-    R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr,
-    LINES: tl.constexpr,
-):  # fmt: skip
-    """The columns of an array's part, and `other` where the row has ended."""
-    raw = unpacked(kept.index(stage).load(LINE)).to(TYPE)
-    if not FULL:
-        if SIDE:
-            step = gl.arange(0, G * E, gl.SliceLayout(1, LINE))
-            line = step // E
-            index = begin + (G - 1 - line if UP else line) * E + step % E
-            raw = gl.where((index < n)[:, None], raw, other)
-        else:
-            line = gl.arange(0, G, gl.SliceLayout(1, LINE))
-            step = gl.arange(0, E, gl.SliceLayout(0, LINE))
-            index = begin + ((G - 1 - line if UP else line) * E)[:, None] + step[None, :]
-            raw = gl.where(index < n, raw, other)
-    return columns_of(lined(raw, SIDE, R, G, E), R, G, E, LINES)
-
-
-@gluon.jit
-def unpacked(raw):
-    """bfloat16 as f32, two by two: an instruction each."""
-    if raw.dtype != gl.bfloat16 or _INTERPRETED:
-        return raw
-    else:
-        return gl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=&r,=r,r",
-            [raw],
-            dtype=gl.float32,
-            is_pure=True,
-            pack=2,
-        )
 
 
 @gluon.jit
@@ -609,7 +411,7 @@ def onward(s, a, arriving, MODE: tl.constexpr):
 
 @gluon.jit
 def finish(
-    dy, y, out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_y, row_out, axis_y,
+    y, out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_y, row_out, axis_y,
     axis_out, n, tile, begin, T, totals, gains, KIND: tl.constexpr, TIES: tl.constexpr,
     MODE: tl.constexpr,
     UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
@@ -772,132 +574,3 @@ def with_bit(words, wins, PLACE: tl.constexpr, COUNT: tl.constexpr):
             word = gl.where(wins, word | one_bit(PLACE % 32), word)
         found = found + (word,)
     return found
-
-
-@gluon.jit
-def nearer(
-    y, tile, line, n, row_dims, row_y, axis_y, UP: tl.constexpr, SIDE: tl.constexpr,
-    R: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
-    """y of the place before each line, 1 where the row begins, [G, R]."""
-    outer, row = tile_row(tile, row_dims, R)
-    index = line - 1 if UP else line + E
-    lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
-    base = outer_offset(outer, row_dims, row_y)
-    inside = (index >= 0) & (index < n) & (row + lane < row_dims[0])
-    if SIDE:
-        source = y + (base + row) + index.to(gl.int64) * axis_y[0] + lane
-    else:
-        source = y + (base + row * row_y[0]) + index + lane
-    return gl.load(source, mask=inside, other=1.0)
-
-
-@gluon.jit
-def tell_last(target, values, gates, GATED: tl.constexpr, G: tl.constexpr, LINES: tl.constexpr):
-    """Tell what the last of the lines has, which no reader takes for what is not told yet; a gate
-    is the last bit of what is told."""
-    values = values.to(gl.float64)
-    bits = values.to(gl.int64, bitcast=True)
-    bits = gl.where(values != values, _SOME_NAN, bits)
-    if GATED:
-        bits = (bits & -2) | (gates & 1).to(gl.int64)
-    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
-    gl.atomic_xchg(target + number * 0, bits, mask=number == G - 1, sem="relaxed", scope="gpu")
-
-
-@gluon.jit
-def overheard(source, needed):
-    """What has been told so far; 0 where nothing is needed."""
-    if _INTERPRETED:
-        return gl.load(source, mask=needed != 0, other=0)
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .pred needed; setp.ne.s32 needed, $2, 0; mov.b64 $0, 0; "
-            "@needed ld.relaxed.gpu.global.b64 $0, [$1]; }",
-            "=&l,l,r",
-            [source.to(gl.int64), needed],
-            dtype=gl.int64,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@gluon.jit
-def hear(source, heard):
-    """The same when all has been told."""
-    if _INTERPRETED:
-        now = gl.load(source, mask=heard == _NOT_TOLD, other=0)
-        return gl.where(heard == _NOT_TOLD, now, heard)
-    else:
-        return gl.inline_asm_elementwise(
-            "{ .reg .pred again; mov.b64 $0, $2; ask: setp.eq.s64 again, $0, -1; "
-            "@!again bra heard; ld.relaxed.gpu.global.b64 $0, [$1]; bra ask; heard: }",
-            "=&l,l,l",
-            [source.to(gl.int64), heard],
-            dtype=gl.int64,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@gluon.jit
-def arrived(
-    heard_s, heard_a, lane, needed, base, first, programs, units, parts, before, MODE: tl.constexpr
-):
-    """What arrives at this program's part of a wave, and at the wave after it, where `before`
-    arrived at this one: by all that was told in it since the row began, in order."""
-    # The last bit is a gate, which would make a NaN of an infinity.
-    s = (heard_s & -2 if MODE == "gate" else heard_s).to(gl.float64, bitcast=True)
-    a = heard_a.to(gl.float64, bitcast=True)
-    mine = base + first
-    end = gl.minimum(base + programs, units)
-    own = mine - mine % parts - base  # lane of the row's first part
-    next_own = end - end % parts - base
-    for_me = (needed != 0) & (lane >= own) & (lane < first)
-    for_next = (needed != 0) & (lane >= next_own)
-    if MODE == "sum":
-        here = gl.sum(gl.where(for_me, s, 0.0), 0)
-        there = gl.sum(gl.where(for_next, s, 0.0), 0)
-        here = gl.where(own < 0, here + before, here)
-        there = gl.where(next_own < 0, there + before, there)
-    elif MODE == "mark":
-        here = gl.reduce(gl.where(for_me, s, -_INFINITY), 0, larger)
-        there = gl.reduce(gl.where(for_next, s, -_INFINITY), 0, larger)
-        here = gl.where(own < 0, larger(here, before), here)
-        there = gl.where(next_own < 0, larger(there, before), there)
-    elif MODE == "gate":
-        # What arrives was added since the last part that lets nothing through, or a row began.
-        shut = (needed != 0) & (((heard_s & 1) == 0) | ((base + lane) % parts == 0))
-        shut_me = gl.max(gl.where(shut & (lane < first), lane, -1), 0)
-        shut_next = gl.max(gl.where(shut, lane, -1), 0)
-        here = gl.sum(gl.where(for_me & (lane >= shut_me), s, 0.0), 0)
-        there = gl.sum(gl.where(for_next & (lane >= shut_next), s, 0.0), 0)
-        here = gl.where((own < 0) & (shut_me < 0), here + before, here)
-        there = gl.where((next_own < 0) & (shut_next < 0), there + before, there)
-    else:
-        begins = ((base + lane) % parts == 0) & (needed != 0)
-        a = gl.where(needed != 0, a, 1.0)
-        s = gl.where(needed != 0, s, 0.0)
-        goes_on, a, s = gl.associative_scan((gl.where(begins, 0, 1), a, s), 0, in_turn)
-        here, here_a, here_on = at_lane(s, a, goes_on, lane == first - 1)
-        there, there_a, there_on = at_lane(s, a, goes_on, lane == programs - 1)
-        here = gl.where(here_on != 0, here + here_a * before, here)
-        here = gl.where(first > 0, here, before)
-        here = gl.where(mine % parts == 0, 0.0, here)
-        there = gl.where(there_on != 0, there + there_a * before, there)
-        there = gl.where(end % parts == 0, 0.0, there)
-    return here, there
-
-
-@triton.jit
-def in_turn(g1, a1, s1, g2, a2, s2):
-    """Parts one after the other; where g is 0 a row begins, and nothing goes through."""
-    return g1 & g2, tl.where(g2 != 0, a1 * a2, a2), tl.where(g2 != 0, s2 + a2 * s1, s2)
-
-
-@gluon.jit
-def at_lane(s, a, gate, one):
-    s = gl.where(one, s, 0.0)
-    a = gl.where(one, a, 0.0)
-    gate = gl.where(one, gate, 0)
-    return gl.sum(s, 0), gl.sum(a, 0), gl.sum(gate, 0)
