@@ -27,7 +27,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         return EMPTY
     made = _tiled(desc, strides, table)
     marked = bool(desc.spec.ties)
-    needs_y = desc.kind is ScanKind.CUMPROD
+    needs_y = desc.kind in (ScanKind.CUMPROD, ScanKind.LOG_CUMSUM_EXP)
     if (needs_y and "y" not in strides) or (marked and not table.marks):
         return made
     used = {"dy", "dx", *(("x", "y") if needs_y else ("x",) if marked else ())}

@@ -76,8 +76,8 @@ class Table:
     walked_axis: int
     """... along an axis of so many places at least."""
     held_scans: Lines
-    """The same of longer rows whose parts all programs take in turn; of products with room for
-    `walked_parts`."""
+    """The same of longer rows whose parts all programs take in turn; where x and y are read too,
+    with room for `walked_parts`."""
     held_first: ByPlace
     """... whether they do where a cluster could hold the rows ..."""
     held_parts: int
@@ -266,6 +266,7 @@ _SM_90 = Table(
     walked_rows=(
         ("cumsum", 4096, 2, 4096, 2),
         ("cumprod", 2048, 2, 2048, 2),
+        ("log_cumsum_exp", 4096, 4, 2048, 4),
         ("", 4096, 4, 4096, 4),
     ),
     walked_from=(
@@ -273,6 +274,7 @@ _SM_90 = Table(
         ("walked_rows", "cumprod", 4096, 16384),
         ("walked_rows", "", 8192, 8192),
         ("held_scans", "cumprod", 1 << 22, 1 << 22),
+        ("held_scans", "log_cumsum_exp", 1 << 22, 1 << 22),
         ("held_scans", "cumsum", 1 << 20, 1 << 20),
         ("held_scans", "", 1 << 16, 1 << 16),
     ),
@@ -280,17 +282,20 @@ _SM_90 = Table(
     walked_columns=(
         ("cumsum", 16384, 4, 0, 4),
         ("cumprod", 4096, 4, 0, 4),
+        ("log_cumsum_exp", 8192, 8, 2048, 4),
         ("", 8192, 4, 8192, 8),
     ),
     walked_strips=(
         ("cumsum", 0, 4, 0, 4),
         ("cumprod", 4096, 4, 0, 4),
+        ("log_cumsum_exp", 4096, 4, 0, 4),
         ("", 8192, 4, 0, 4),
     ),
     walked_axis=1024,
     held_scans=(
         ("cumsum", 16384, 8, 8192, 8),
         ("cumprod", 8192, 4, 4096, 4),
+        ("log_cumsum_exp", 8192, 8, 4096, 4),
         ("", 16384, 4, 8192, 4),
     ),
     held_first=(

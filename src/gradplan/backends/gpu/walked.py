@@ -8,7 +8,7 @@ others are *held*: all programs take them in turn, wave by wave, and tell each o
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...descriptors import ScanBackwardDescriptor
 from ...kinds import ElementKind, ScanKind
@@ -32,8 +32,12 @@ _BITS = 32
 """Places of a row whose marks are a word."""
 _LONGEST = 128
 """Places of a line at most: so many additions the guarantee allows for, see `precision`."""
+_LONGEST_LOG = 32
+"""The same where terms wait in registers."""
 _ALIGNED = 256
 _MARK = "mark"
+_FROM_Y = (ScanKind.CUMPROD, ScanKind.LOG_CUMSUM_EXP)
+"""Kinds that read dy, x and y, and whose parts tell two words."""
 
 
 class _Parts(NamedTuple):
@@ -55,7 +59,7 @@ def program(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Program
 
     Of cummax and cummin x alone is asked for winners, by a launch of its own: see `kernels.walks`.
     """
-    if desc.element is ElementKind.F64 or desc.kind is ScanKind.LOG_CUMSUM_EXP:
+    if desc.element is ElementKind.F64:
         return None
     if not {*lying.modes} <= ({"c", "n"} if lying.columns else {"t", "n"}):
         return None
@@ -76,6 +80,7 @@ class _Walk:
         self.kinds = (_MARK, desc.kind.value) if self.marked else (desc.kind.value,)
         # Factors rounded one by one add up their errors: long products are f64.
         self.wide = desc.kind is ScanKind.CUMPROD and self.n > table.scan_product
+        self.log = desc.kind is ScanKind.LOG_CUMSUM_EXP
         self.processors = max(1, table.fill // 2)
         self.alignment, self.aligned = geometry.alignment(self.n, lying.modes)
         self.pointers = pointers_of(geometry, ("dy", "x", "y", "dx"), lying.modes)
@@ -99,7 +104,7 @@ class _Walk:
         else:
             why = f"a program walks whole rows in {number} parts, the next on their way"
         source = "_marked" if self.marked else ""
-        if self.desc.kind is ScanKind.CUMPROD:
+        if self.desc.kind in _FROM_Y:
             source = "_from_y"
         return Program(
             steps=tuple(steps),
@@ -120,7 +125,7 @@ class _Walk:
         if not tile or (self.columns and self.beside < r):
             return None
         stages = self.table.held_parts
-        if not self.columns and (self.desc.kind is ScanKind.CUMPROD or not held):
+        if not self.columns and (self.desc.kind in _FROM_Y or not held):
             stages = self.table.walked_parts
         lines = warps if self.columns else 32 * warps
         if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
@@ -128,14 +133,15 @@ class _Walk:
         e = tile // r // lines
         far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
-        each = tile * item * (3 if self.desc.kind is ScanKind.CUMPROD else 1) + bits * tile // 8
-        if far or stages * each > _SHARED or e > _LONGEST or (self.marked and e < _BITS):
+        each = tile * item * (3 if self.desc.kind in _FROM_Y else 1) + bits * tile // 8
+        longest = _LONGEST_LOG if self.log else _LONGEST
+        if far or stages * each > _SHARED or e > longest or (self.marked and e < _BITS):
             return None
         most = min(_FEW if held else _TOGETHER, _SHARED // (stages * each))
         if self.columns:  # what takes registers: many elements a thread, gates, f64, what is masked
             if bits and not self.full(r, tile // r):
                 most = 1
-            elif bits or self.wide or tile // (32 * warps) > 32:
+            elif bits or self.wide or self.log or tile // (32 * warps) > 32:
                 most = min(most, _FEW)
         tiles, number = self.tiles(r), -(-self.n // (lines * e))
         programs = self.programs(tiles, most, held)
@@ -150,9 +156,9 @@ class _Walk:
         if self.columns:
             if held or self.n < table.walked_axis:
                 return ""
-            sizes = (table.part_of(f"walked_{name}", kind, element) for name in _STRIPS)
+            whole, half = (table.part_of(f"walked_{name}", kind, element)[0] for name in _STRIPS)
             # Fewer than two for each processor are made narrower.
-            narrow = all(tile for tile, _ in sizes) and self.tiles(wide) < table.fill
+            narrow = half and (not whole or self.tiles(wide) < table.fill)
             return "walked_strips" if narrow else "walked_columns"
         name = "held_scans" if held else "walked_rows"
         least = table.number_of(table.walked_from, name, self.desc.kind, element)
@@ -181,12 +187,22 @@ class _Walk:
         mark = kind == _MARK
         used = ("x",) if mark else ("dy", "out") if self.marked else ("dy", "x", "y", "out")
         units = parts.tiles * parts.number
+        own: tuple[tuple[str, Any], ...] = ()
+        if not self.log:
+            own = (
+                # What is marked is the same of all.
+                ("KIND", kind if not self.marked else self.desc.kind.value if mark else "cummax"),
+                ("TIES", self.desc.ties.value if mark else ""),
+                ("MARK", mark),
+                ("WIDE", self.wide),
+            )
+        words = Pointer(WORKSPACE, "i32") if self.marked else None
         return Step(
-            kernel="walks.walk_rows",
+            kernel="walk_logs.walk_logs" if self.log else "walks.walk_rows",
             grid=min(parts.programs, parts.tiles if told is None else units),
             arguments=(
                 *((name, value if name in used else None) for name, value in self.pointers),
-                ("words", Pointer(WORKSPACE, "i32") if self.marked else None),
+                *(() if self.log else (("words", words),)),
                 ("told", None if told is None else Pointer(WORKSPACE, "i64", told)),
                 *self.geometry.arguments(),
                 ("n", integer(self.n)),
@@ -194,13 +210,9 @@ class _Walk:
                 ("parts", Int(parts.number, "i32")),
             ),
             constants=(
-                # What is marked is the same of all.
-                ("KIND", kind if not self.marked else self.desc.kind.value if mark else "cummax"),
-                ("TIES", self.desc.ties.value if mark else ""),
+                *own,
                 ("ELEMENT", self.desc.element.value),
-                ("MARK", mark),
                 ("FLIP", self.flip),
-                ("WIDE", self.wide),
                 ("SIDE", self.columns),
                 ("TOLD", told is not None),
                 ("R", parts.r),
@@ -232,7 +244,7 @@ def _registers(warps: int) -> int:
 
 def _told_words(kind: str, units: int) -> int:
     """Words in which so many parts tell what they do; what comes after them is aligned."""
-    words = units * (2 if kind == ScanKind.CUMPROD else 1)
+    words = units * (2 if kind in _FROM_Y else 1)
     return -(-8 * words // _ALIGNED) * _ALIGNED // 8
 
 
@@ -242,7 +254,7 @@ def _mark_bytes(rows: int, n: int) -> int:
 
 def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     """The most workspace that any layout of a problem needs here."""
-    if desc.element is ElementKind.F64 or desc.kind is ScanKind.LOG_CUMSUM_EXP:
+    if desc.element is ElementKind.F64:
         return 0
     shape, (axis,) = desc.shape_and_axes
     n = shape[axis]

@@ -145,7 +145,7 @@ def scan_chain(
         low = edge_of(y, y_row, axis_y, near_end, inside, n, TYPE, False)
         high = edge_of(y, y_row, axis_y, far_end, inside, n, TYPE, False)
         y_past = edge_of(y, y_row, axis_y, past, inside, n, TYPE, False).to(tl.float64)
-        ref, _ = even((high + low) * 0.5)
+        ref, _ = even((high + low) * 0.5, tl.zeros_like(low))
         usual = (low > high - _RANGE) & (tl.abs(ref) < _FAR)
         d = columns_of(d_raw.to(TYPE), M, V)
         terms = ()

@@ -60,15 +60,14 @@ def chosen(gate, value):
 
 
 @triton.jit
-def even(x):
+def even(x, nothing):
     """The nearest number of the form E · ln 2, and E: from one to another is a power of two, but
-    for what rounding did to them."""
+    for what rounding did to them. `nothing` is 0, in the layout of x."""
     if x.dtype == tl.float32:
         e = (x * _LOG2_OF_E + _EVEN) - _EVEN
     else:
         e = (x * _LOG2_OF_E + _EVEN_WIDE) - _EVEN_WIDE
     # As an fma, so that the product is rounded here and not joined with what is taken from it.
-    nothing = tl.zeros_like(e)
     return tl.fma(e, nothing + _LN_2, nothing), e
 
 

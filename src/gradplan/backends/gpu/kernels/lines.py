@@ -264,7 +264,7 @@ def lines_chunk(
             # y never falls, and a NaN stays: its ends tell all.
             low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
             high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
-            ref, _ = even(tl.where(row_mask, (high + low) * 0.5, 0.0))
+            ref, _ = even(tl.where(row_mask, (high + low) * 0.5, 0.0), tl.zeros_like(low))
             usual = (low > high - _RANGE) & (tl.abs(ref) < _FAR)
             g = ()
             for j in tl.static_range(0, V):
@@ -276,7 +276,7 @@ def lines_chunk(
             # The same once a row, and what has arrived there in its terms.
             low = edge_of(y, y_lane, axis_y, near_end + lane * 0, lane_mask, n, TYPE, SIDE)
             high = edge_of(y, y_lane, axis_y, far_end + lane * 0, lane_mask, n, TYPE, SIDE)
-            ref_row, e_row = even(tl.where(lane_mask, (high + low) * 0.5, 0.0))
+            ref_row, e_row = even(tl.where(lane_mask, (high + low) * 0.5, 0.0), tl.zeros_like(low))
             ref_row, e_row = ref_row.to(tl.float64), e_row.to(tl.float64)
             y_past = tl.zeros((R,), tl.float64)
             onward = y_past

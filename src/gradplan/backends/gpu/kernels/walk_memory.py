@@ -119,9 +119,23 @@ def ask(
     G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr,
 ):  # fmt: skip
     """Ask for a program's i-th part of all arrays, if there is one."""
-    if i < count:
-        tile, place = unit_of(i, first, programs, parts, TOLD)
-        begin = begin_of(place, parts, n, UP, G * E)
+    tile, place = unit_of(i, first, programs, parts, TOLD)
+    begin = begin_of(place, parts, n, UP, G * E)
+    ask_part(
+        dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y, axis_dy,
+        axis_x, axis_y, n, tile, begin, i < count, stage, MODE, UP, SIDE, R, G, E, FULL, COPY, WORD,
+    )  # fmt: skip
+
+
+@gluon.jit
+def ask_part(
+    dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y, axis_dy,
+    axis_x, axis_y, n, tile, begin, exists, stage, MODE: tl.constexpr, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
+    COPY: tl.constexpr, WORD: tl.constexpr,
+):  # fmt: skip
+    """The same of the part of a tile that begins there, if it exists."""
+    if exists:
         if MODE == "mark":
             base, at, there = offsets(
                 tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY

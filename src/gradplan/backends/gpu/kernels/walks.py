@@ -478,26 +478,40 @@ def finish(
                 results = (value,) + results
             else:
                 results = results + (value,)
-        value = lines_of(results, R, G, E)
-        element: tl.constexpr = out.dtype.element_ty
-        if element == gl.bfloat16 or element == gl.float16:
-            value = value.to(gl.float32)
-        value = flat(value.to(element), SIDE, R, G, E)
-        if SIDE:
-            value = gl.convert_layout(value, LINE)
-            base, at, there = offsets(
-                tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, LINE
-            )
-        else:
-            kept.index(stage).store(value)
-            value = kept.index(stage).load(COPY)
-            base, at, there = offsets(
-                tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, COPY
-            )
-        if FULL:
-            gl.store(out + base + at, value)
-        else:
-            gl.store(out + base + at, value, mask=there)
+        store_part(
+            out, kept, stage, results, tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G,
+            E, FULL, LINE, COPY,
+        )  # fmt: skip
+
+
+@gluon.jit
+def store_part(
+    out, kept, stage, results, tile, begin, n, row_dims, row_out, axis_out, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
+    LINE: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    """Round a part once and store it, where lines lie one after the other by way of its own shared
+    memory."""
+    value = lines_of(results, R, G, E)
+    element: tl.constexpr = out.dtype.element_ty
+    if element == gl.bfloat16 or element == gl.float16:
+        value = value.to(gl.float32)
+    value = flat(value.to(element), SIDE, R, G, E)
+    if SIDE:
+        value = gl.convert_layout(value, LINE)
+        base, at, there = offsets(
+            tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, LINE
+        )
+    else:
+        kept.index(stage).store(value)
+        value = kept.index(stage).load(COPY)
+        base, at, there = offsets(
+            tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, COPY
+        )
+    if FULL:
+        gl.store(out + base + at, value)
+    else:
+        gl.store(out + base + at, value, mask=there)
 
 
 @gluon.jit

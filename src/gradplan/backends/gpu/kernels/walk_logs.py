@@ -1,0 +1,520 @@
+"""`walks` for log-cumsum-exp: a part's terms are exponentials from one reference a row, so that S is
+their sum.
+
+The reference of a part is in the middle of its y, which never falls. A part whose y are far apart
+or not finite, or whose sums overflow, is taken anew in f64, place by place. What goes from part to
+part is in terms of y where it leaves (bare), or of the reference there.
+"""
+
+import triton
+import triton.language as tl
+
+from ..gluon import async_copy, gl, gluon
+from .arithmetic import exp_of_difference, far_exp
+from .hearing import hear, overheard
+from .line_scans import behind_affine, behind_sum, even, exp_between
+from .recurrence import ratio
+from .tiles import outer_offset, tile_row
+from .walk_memory import (
+    ask,
+    ask_part,
+    begin_of,
+    copy_layout,
+    flat,
+    line_layout,
+    lines_layout,
+    lines_of,
+    numbers_of,
+    shared_layout,
+    unit_of,
+)
+from .walks import nth, store_part
+from .waves import tell_last
+
+_INFINITY = tl.constexpr(float("inf"))
+_RANGE = tl.constexpr(40.0)
+_FAR = tl.constexpr(2.0**16)
+# Sums are larger by so much: weights are down to e⁻²⁰, and a small dy times them is to stay a
+# normal number.
+_POWER = tl.constexpr(32)
+_UPWARDS = tl.constexpr(2.0**32)
+_DOWNWARDS = tl.constexpr(2.0**-32)
+
+
+@gluon.jit
+def walk_logs(
+    dy,
+    x,
+    y,
+    out,
+    told,
+    row_dims,
+    row_dy,
+    row_x,
+    row_y,
+    row_out,
+    axis_dims,
+    axis_dy,
+    axis_x,
+    axis_y,
+    axis_out,
+    n,
+    tiles,
+    parts,
+    ELEMENT: tl.constexpr,
+    FLIP: tl.constexpr,
+    SIDE: tl.constexpr,
+    TOLD: tl.constexpr,
+    R: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    STAGES: tl.constexpr,
+    NW: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """The same as `walks.walk_rows`. `told` are, bare, what leaves the near end of each part where
+    nothing arrives, and behind all of them y of that place."""
+    UP: tl.constexpr = not FLIP
+    C: tl.constexpr = G * E
+    SHAPE: tl.constexpr = [C, R] if SIDE else [G, E]
+    LINE: tl.constexpr = line_layout(SIDE, R, E, NW)
+    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
+    SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
+    LINES: tl.constexpr = lines_layout(SIDE, R, NW)
+    PLAIN: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LANE: tl.constexpr = gl.BlockedLayout([K // (32 * NW) if TOLD else 1], [32], [NW], [0])
+    # Terms in f32 are kept in place of dy.
+    KEEP: tl.constexpr = TOLD and ELEMENT == "f32"
+    kept = gl.allocate_shared_memory(dy.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+    kept_x = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+    kept_y = gl.allocate_shared_memory(y.dtype.element_ty, [STAGES] + SHAPE, SHARED)
+    first = gl.program_id(0)
+    programs = gl.num_programs(0)
+    units = tiles * parts
+    if TOLD:
+        count = (units - first + programs - 1) // programs
+    else:
+        count = (tiles - first + programs - 1) // programs * parts
+    for stage in gl.static_range(STAGES - 1):
+        tile, begin, _ = part_of(stage, first, programs, parts, n, UP, TOLD, C)
+        ask_part(
+            dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
+            axis_dy, axis_x, axis_y, n, tile, begin, stage < count, stage, "affine", UP, SIDE, R, G,
+            E, FULL, COPY, LINE,
+        )  # fmt: skip
+    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+    beyond = (G - 1 - number if UP else number) * E
+    lanes = gl.arange(0, R, gl.SliceLayout(0, LINES))
+    # Of the part at hand: where it is, and y at its ends and past it, asked for a part before.
+    tile, begin, place = part_of(first * 0, first, programs, parts, n, UP, TOLD, C)
+    low, high, past = ends_of(
+        y, tile, begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
+    )
+    # Of the part behind: what leaves it, its reference, and whether it is in terms of that.
+    carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
+    prior = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
+    prior_e = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
+    fine = first * 0
+    if TOLD:
+        kept_s = gl.allocate_shared_memory(gl.float32, [2, G, R], PLAIN)
+        # The former part, and what arrives at its wave in terms of y past it.
+        former_tile, former_begin, former_place = tile, begin, place
+        former_past = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
+        wave = (first * 0).to(gl.float64)
+        for i in range(count + 1):
+            freed = (i + STAGES - 1) % STAGES
+            base = gl.maximum(i - 1, 0) * programs
+            lane = gl.arange(0, K, LANE)
+            needed = ((lane < programs) & (base + lane < units) & (i > 0)).to(gl.int32)
+            source = told + base.to(gl.int64) + lane
+            heard_s = overheard(source, needed, 64)
+            heard_low = overheard(source + units.to(gl.int64), needed, 64)
+            later_tile, later_begin, later_place = part_of(
+                gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, TOLD, C
+            )
+            later_low, later_high, later_past = ends_of(
+                y, later_tile, later_begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
+            )
+            good = first * 0
+            ref = gl.zeros_like(prior)
+            if i < count:
+                async_copy.wait_group(STAGES - 2)
+                ref, _e, usual = reference_of(low, high)
+                terms = terms_of(
+                    kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ELEMENT, UP, SIDE, R,
+                    G, E, FULL, LINE, LINES,
+                )  # fmt: skip
+                if KEEP:
+                    value = flat(lines_of(terms, R, G, E), SIDE, R, G, E)
+                    kept.index(i % STAGES).store(gl.convert_layout(value, LINE))
+                total = summed(terms, E, UP)
+                s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
+                kept_s.index(i % 2).store(behind)
+                leaving = bared(s.to(gl.float64), low[None, :], ref[None, :])
+                good = least(gl.where(finite(s) & usual[None, :], 1, 0))
+                if good == 0:
+                    leaving, _a, _behind, _passes = careful_totals(
+                        dy, y, tile, begin + beyond, n, row_dims, row_dy, row_y, axis_dy, axis_y,
+                        UP, SIDE, R, E, LINES,
+                    )  # fmt: skip
+                target = told + (i * programs + first).to(gl.int64)
+                tell_last(target, leaving, leaving, False, G, LINES)
+                tell_last(
+                    target + units.to(gl.int64), gl.zeros_like(leaving) + low[None, :], leaving,
+                    False, G, LINES,
+                )  # fmt: skip
+            if i > 0:
+                heard_s = hear(source, heard_s, 1)
+                heard_low = hear(source + units.to(gl.int64), heard_low, 1)
+                arriving, wave = arrived_logs(
+                    heard_s, heard_low, lane, needed, base, first, programs, units, parts,
+                    former_place, gl.sum(former_past, 0), gl.sum(past, 0), wave,
+                )  # fmt: skip
+                arriving = gl.zeros_like(carry) + arriving
+                inward = gl.where(former_place > 0, brought(arriving, former_past, prior), 0.0)
+                if KEEP:
+                    terms = numbers_of(
+                        kept, freed, former_begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL,
+                        LINE, LINES,
+                    )  # fmt: skip
+                else:
+                    terms = terms_of(
+                        kept, kept_y, freed, former_begin, n, former_begin + beyond, prior, ELEMENT,
+                        UP, SIDE, R, G, E, FULL, LINE, LINES,
+                    )  # fmt: skip
+                S = kept_s.index((i - 1) % 2).load(LINES) + inward.to(gl.float32)[None, :]
+                results, S = shares_of(
+                    terms, S, kept_x, freed, former_begin, n, prior, ELEMENT, UP, SIDE, R, G, E,
+                    FULL, LINE, LINES,
+                )  # fmt: skip
+                if fine * least(gl.where(finite(S), 1, 0)) == 1:
+                    store_part(
+                        out, kept, freed, results, former_tile, former_begin, n, row_dims, row_out,
+                        axis_out, UP, SIDE, R, G, E, FULL, LINE, COPY,
+                    )  # fmt: skip
+                else:
+                    careful_part(
+                        dy, x, y, out, former_tile, former_begin + beyond, n, row_dims, row_dy,
+                        row_x, row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
+                        gl.where(former_place > 0, arriving, 0.0), UP, SIDE, R, G, E, LINES,
+                    )  # fmt: skip
+            if STAGES == 2:
+                ask_part(
+                    dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
+                    axis_dy, axis_x, axis_y, n, later_tile, later_begin, i + 1 < count, freed,
+                    "affine", UP, SIDE, R, G, E, FULL, COPY, LINE,
+                )  # fmt: skip
+            else:
+                ask(
+                    dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
+                    axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
+                    freed, "affine", UP, SIDE, TOLD, R, G, E, FULL, COPY, LINE,
+                )  # fmt: skip
+            former_tile, former_begin, former_place = tile + 0, begin + 0, place + 0
+            former_past = past + 0.0
+            tile, begin, place = later_tile, later_begin, later_place
+            low, high, past = later_low, later_high, later_past
+            prior = ref
+            fine = good
+    else:
+        for i in range(count):
+            freed = (i + STAGES - 1) % STAGES
+            ask(
+                dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
+                axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
+                freed, "affine", UP, SIDE, TOLD, R, G, E, FULL, COPY, LINE,
+            )  # fmt: skip
+            # Not handed on from turn to turn: that was slower by 15 points along axis 0.
+            tile, begin, place = part_of(i, first, programs, parts, n, UP, TOLD, C)
+            later_tile, later_begin, _later = part_of(
+                gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, TOLD, C
+            )
+            later_low, later_high, later_past = ends_of(
+                y, later_tile, later_begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
+            )
+            ref, ref_e, usual = reference_of(low, high)
+            if fine == 1:
+                inward = handed_on(carry, ref, ref_e, prior, prior_e)
+            else:
+                inward = brought(carry, past, ref)
+            inward = gl.where(place > 0, inward, 0.0)
+            async_copy.wait_group(STAGES - 1)
+            terms = terms_of(
+                kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ELEMENT, UP, SIDE, R, G, E,
+                FULL, LINE, LINES,
+            )  # fmt: skip
+            total = summed(terms, E, UP)
+            s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
+            results, S = shares_of(
+                terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, n, ref,
+                ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
+            )  # fmt: skip
+            good = gl.where(finite(S) & usual[None, :], 1, 0)
+            left, good = gl.reduce((gl.where(number == G - 1, s, 0.0), good), 0, sum_and_least)
+            good = gl.min(good, 0)
+            if good == 1:
+                store_part(
+                    out, kept, i % STAGES, results, tile, begin, n, row_dims, row_out, axis_out, UP,
+                    SIDE, R, G, E, FULL, LINE, COPY,
+                )  # fmt: skip
+                # In f64: roundings do not add up along a row.
+                carry = left.to(gl.float64) + inward
+            else:
+                bare = carry
+                if fine == 1:
+                    bare = bared(carry, past, prior)
+                carry = careful_part(
+                    dy, x, y, out, tile, begin + beyond, n, row_dims, row_dy, row_x, row_y, row_out,
+                    axis_dy, axis_x, axis_y, axis_out, gl.where(place > 0, bare, 0.0), UP, SIDE, R,
+                    G, E, LINES,
+                )  # fmt: skip
+            prior, prior_e = ref, ref_e
+            low, high, past = later_low, later_high, later_past
+            fine = good
+
+
+@gluon.jit
+def summed(terms, E: tl.constexpr, UP: tl.constexpr):
+    """The sum of a line's terms, from its far end."""
+    total = terms[nth(0, E, UP)]
+    for k in gl.static_range(1, E):
+        total = terms[nth(k, E, UP)] + total
+    return total
+
+
+@gluon.jit
+def shares_of(
+    terms, S, kept_x, stage, begin, n, ref, ELEMENT: tl.constexpr, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a part's lines, at which S arrives, and S of their last places: it is not
+    finite where any was not."""
+    u = numbers_of(kept_x, stage, begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL, LINE, LINES)
+    results = ()
+    for k in gl.static_range(0, E):
+        S = terms[nth(k, E, UP)] + S
+        # Where x is −∞ the share is 0.
+        value = exp_of_difference(u[nth(k, E, UP)], ref[None, :], ELEMENT, -_POWER) * S
+        if UP:
+            results = (value,) + results
+        else:
+            results = results + (value,)
+    return results, S
+
+
+@gluon.jit
+def least(values):
+    return gl.min(gl.min(values, 0), 0)
+
+
+@gluon.jit
+def arrived_logs(
+    heard_s, heard_low, lane, needed, base, first, programs, units, parts, place, past, next_past,
+    before,
+):  # fmt: skip
+    """As `waves.arrived`: what arrives at this program's part of a wave, in terms of y `past` it,
+    and at the wave after, in terms of y past this program's part of that one; `before` arrived at
+    this wave. Where the next part is of another row nobody asks for the second."""
+    s = heard_s.to(gl.float64, bitcast=True)
+    low = heard_low.to(gl.float64, bitcast=True)
+    end = gl.minimum(base + programs, units)
+    own = first - place  # lane of the row's first part
+    next_own = end - end % parts - base
+    here = gl.where((needed != 0) & (lane >= own) & (lane < first), s * weight(past, low), 0.0)
+    there = gl.where((needed != 0) & (lane >= next_own), s * weight(next_past, low), 0.0)
+    here, there = gl.reduce((here, there), 0, both)
+    here = gl.where(own < 0, here + before, here)
+    onward = before * ratio(next_past.to(gl.float64), past.to(gl.float64))
+    there = gl.where(next_own < 0, there + onward, there)
+    return here, there
+
+
+@gluon.jit
+def weight(a, b):
+    """`ratio` of an f32 and f64 that f32 holds."""
+    b = b.to(gl.float32)
+    a = gl.zeros_like(b) + a
+    return gl.where(a == b, 1.0, far_exp(a, b))
+
+
+@triton.jit
+def both(a1, b1, a2, b2):
+    return a1 + a2, b1 + b2
+
+
+@gluon.jit
+def part_of(
+    i, first, programs, parts, n, UP: tl.constexpr, TOLD: tl.constexpr, C: tl.constexpr
+):
+    """The tile of rows of a program's i-th part, its first place, and how far it is from the far
+    end."""
+    tile, place = unit_of(i, first, programs, parts, TOLD)
+    return tile, begin_of(place, parts, n, UP, C), place
+
+
+@gluon.jit
+def ends_of(
+    y, tile, begin, lane, n, row_dims, row_y, axis_y, UP: tl.constexpr, SIDE: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """y at the near and the far end of a part, and of the place past it, f32 [R]; 0 where there is
+    none."""
+    last = gl.minimum(begin + C, n) - 1
+    if UP:
+        near, far, past = begin, last, last + 1
+    else:
+        near, far, past = last, begin, begin - 1
+    return (
+        value_at(y, tile, lane, near, n, row_dims, row_y, axis_y, SIDE, R),
+        value_at(y, tile, lane, far, n, row_dims, row_y, axis_y, SIDE, R),
+        value_at(y, tile, lane, past, n, row_dims, row_y, axis_y, SIDE, R),
+    )
+
+
+@gluon.jit
+def value_at(
+    pointer, tile, lane, place, n, row_dims, row_steps, axis_steps, SIDE: tl.constexpr,
+    R: tl.constexpr,
+):  # fmt: skip
+    """A tile's values at places of its rows, as f32; 0 where there are none."""
+    at, there = address_of(tile, lane, place, n, row_dims, row_steps, axis_steps, SIDE, R)
+    return gl.load(pointer + at, mask=there, other=0.0).to(gl.float32)
+
+
+@gluon.jit
+def address_of(
+    tile, lane, place, n, row_dims, row_steps, axis_steps, SIDE: tl.constexpr, R: tl.constexpr
+):
+    outer, row = tile_row(tile, row_dims, R)
+    base = outer_offset(outer, row_dims, row_steps)
+    there = (place >= 0) & (place < n) & (row + lane < row_dims[0])
+    if SIDE:
+        return base + row + place.to(gl.int64) * axis_steps[0] + lane, there
+    else:
+        return base + row * row_steps[0] + place + lane, there
+
+
+@gluon.jit
+def reference_of(low, high):
+    """The reference of a part's rows, f32 [R], how many ln 2 it is, and whether it will do."""
+    ref, e = even((low + high) * 0.5, gl.zeros_like(low))
+    return ref, e, (low > high - _RANGE) & (gl.abs(ref) < _FAR)
+
+
+@gluon.jit
+def terms_of(
+    kept, kept_y, stage, begin, n, line, ref, ELEMENT: tl.constexpr, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
+    LINE: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """dy of a part's places in terms of the reference, E columns [G, R]."""
+    d = numbers_of(kept, stage, begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL, LINE, LINES)
+    v = numbers_of(kept_y, stage, begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL, LINE, LINES)
+    terms = ()
+    for j in gl.static_range(0, E):
+        term = d[j] * exp_of_difference(ref[None, :], v[j], ELEMENT, _POWER)
+        if not FULL:
+            term = gl.where(line + j < n, term, 0.0)
+        terms = terms + (term,)
+    return terms
+
+
+@gluon.jit
+def bared(s, low, ref):
+    """What leaves a part's near end in terms of y there, f64."""
+    return s * (far_exp(low, ref) * _DOWNWARDS)
+
+
+@gluon.jit
+def brought(s, past, ref):
+    """What arrives in terms of y past a part, in terms of its reference."""
+    return s * (far_exp(ref, past) * _UPWARDS)
+
+
+@gluon.jit
+def handed_on(s, ref, e, prior, prior_e):
+    """The same from the reference of the part behind."""
+    wide: tl.constexpr = gl.float64
+    return s * exp_between(ref.to(wide), e.to(wide), prior.to(wide), prior_e.to(wide))
+
+
+@gluon.jit
+def finite(s):
+    return gl.abs(s) < _INFINITY
+
+
+@triton.jit
+def sum_and_least(s1, good1, s2, good2):
+    return s1 + s2, tl.minimum(good1, good2)
+
+
+@gluon.jit
+def careful_totals(
+    dy, y, tile, line, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """What each line and all behind it do to an S that arrives, [G, R], what is added and a
+    factor; and what those behind it do alone. S is in terms of y of its own place."""
+    lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
+    s = (line * 0 + lane * 0).to(gl.float64)
+    a = s + 1.0
+    for k in range(0, E):
+        place = line + (E - 1 - k if UP else k)
+        d, c = careful_place(
+            dy, y, tile, lane, place, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R
+        )
+        s = d + c * s
+        a = a * c
+    a, s, passes, behind = gl.associative_scan(
+        (a, s, gl.zeros_like(s) + 1.0, gl.zeros_like(s)), 0, behind_affine
+    )
+    return s, a, behind, passes
+
+
+@gluon.jit
+def careful_place(
+    dy, y, tile, lane, place, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """dy of a place, and what S of the next is multiplied by, f64."""
+    d = value_at(dy, tile, lane, place, n, row_dims, row_dy, axis_dy, SIDE, R)
+    v = value_at(y, tile, lane, place, n, row_dims, row_y, axis_y, SIDE, R)
+    after = place + 1 if UP else place - 1
+    v_after = value_at(y, tile, lane, after, n, row_dims, row_y, axis_y, SIDE, R)
+    c = ratio(v.to(gl.float64), v_after.to(gl.float64))
+    goes_on = (place >= 0) & (place < n) & (after >= 0) & (after < n)
+    return d.to(gl.float64), gl.where(goes_on, c, 1.0)
+
+
+@gluon.jit
+def careful_part(
+    dy, x, y, out, tile, line, n, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y,
+    axis_out, arriving, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    E: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    """A part, place by place: `arriving`, f64 [R], is in terms of y past it. Returns what leaves it
+    in terms of y at its near end."""
+    s, a, behind, passes = careful_totals(
+        dy, y, tile, line, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R, E, LINES
+    )
+    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+    leaving = gl.sum(gl.where(number == G - 1, s + a * arriving[None, :], 0.0), 0)
+    S = behind + passes * arriving[None, :]
+    lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
+    for k in range(0, E):
+        place = line + (E - 1 - k if UP else k)
+        d, c = careful_place(
+            dy, y, tile, lane, place, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R
+        )
+        S = d + c * S
+        u = value_at(x, tile, lane, place, n, row_dims, row_x, axis_x, SIDE, R).to(gl.float64)
+        v = value_at(y, tile, lane, place, n, row_dims, row_y, axis_y, SIDE, R).to(gl.float64)
+        value = gl.where(u == -_INFINITY, 0.0, gl.exp(u - v) * S)
+        at, there = address_of(tile, lane, place, n, row_dims, row_out, axis_out, SIDE, R)
+        element: tl.constexpr = out.dtype.element_ty
+        if element == gl.bfloat16 or element == gl.float16:
+            value = value.to(gl.float32)
+        gl.store(out + at, value.to(element), mask=there)
+    return leaving
