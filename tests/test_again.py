@@ -50,7 +50,11 @@ class FakePlan:
         return Streams()
 
     def _workspace(self, needed, given, views, stream):
-        return 4096, None
+        if given is None:
+            return 4096, None
+        if given == "bad":
+            raise gp.InvalidProblem("workspace")
+        return given, given
 
 
 def met(plan, **arrays):
@@ -73,6 +77,32 @@ def test_the_same_layout_runs_with_its_own_addresses():
         assert again.launch(others, stream)
         addresses = dict(zip(("dy", "y", "dx"), (t.data_ptr() for t in others), strict=True))
         assert plan.program.ran[-1] == (addresses, 4096, handle)
+
+
+@pytest.mark.parametrize("needed", [0, 64])
+def test_a_workspace_is_checked_and_used(needed):
+    plan = FakePlan(workspace=needed)
+    arrays = tuple(tensors())
+    again = met(plan, **dict(zip(("dy", "y", "dx"), arrays, strict=True))).find(arrays)
+    assert again.launch(arrays, None, 8192)
+    assert plan.program.ran[-1][1] == 8192
+    assert again.launch(arrays, None)
+    assert plan.program.ran[-1][1] == (4096 if needed else 0)
+    with pytest.raises(gp.InvalidProblem, match="workspace"):
+        again.launch(arrays, None, "bad")
+    assert len(plan.program.ran) == 2
+
+
+def test_fresh_arrays_are_written_to():
+    plan = FakePlan()
+    dy, y, dx, other = tensors(4)
+    views = {name: view(one, name) for name, one in (("dy", dy), ("y", y), ("dx", dx))}
+    recent = Recent()
+    recent.note(plan, views, (dy, None, y), fresh=1, shape=(4, 6))
+    again = recent.find((dy, None, y))
+    assert again.launch((dy, None, y), None, None, [other])
+    addresses = {"dy": dy.data_ptr(), "y": y.data_ptr(), "dx": other.data_ptr()}
+    assert plan.program.ran == [(addresses, 0, 7)]
 
 
 OTHERS = {

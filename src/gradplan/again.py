@@ -10,18 +10,19 @@ end. Everything else, and every doubt, goes the long way, which knows what to sa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .overlap import apart
-from .views import View
+from .views import Layout, View
 
 if TYPE_CHECKING:
     from .plans import Plan
 
 __all__ = ["Again", "Recent", "Slots"]
 
+# Two places, the distances between which the arrays there meet, and whether 0 is none of them.
+_Pair = tuple[int, int, int, int, bool]
 _Likeness = tuple[Callable[..., bool], Callable[[tuple[Any, ...]], tuple[Any, ...]] | None]
 
 
@@ -52,7 +53,7 @@ class Again:
 
     __slots__ = (
         "_facts",
-        "_outputs",
+        "_pairs",
         "_pick",
         "_plan",
         "_program",
@@ -83,12 +84,14 @@ class Again:
         # What is left to be asked of each tensor; its storage's end not of fresh ones (0). Strides
         # of torch have no sign.
         self._facts = [
-            (layout.mask + 1 if k < count else 0, layout.mask, layout.hi)
+            (k, layout.mask + 1 if k < count else 0, layout.mask, layout.hi)
             for k, layout in enumerate(layouts.values())
         ]
-        self._outputs = [name for name in [*layouts][:count] if name in plan._outputs]
+        self._pairs = _pairs(plan, layouts, count)
 
-    def launch(self, arrays: tuple[Any, ...], stream: Any, *fresh: Any) -> bool:
+    def launch(
+        self, arrays: tuple[Any, ...], stream: Any, workspace: Any = None, fresh: Sequence[Any] = ()
+    ) -> bool:
         """Run for arrays that are `like`, and perhaps into fresh ones; False where the long way has
         to look."""
         tensors = arrays if self._pick is None else self._pick(arrays)
@@ -96,28 +99,49 @@ class Again:
             tensors = (*tensors, *fresh)
         taken = self._slots.take()
         views, slots = taken
-        done = self._placed(slots, tensors) and all(
-            apart(views[name], views, self._plan._same) for name in self._outputs
-        )
+        done = self._placed(slots, tensors) and self._apart(slots)
         if done:
             streams, program = self._streams, self._program
             handle = streams.current() if stream is None else streams.handle(stream)
+            needed = program.workspace_bytes
             address = 0
-            if program.workspace_bytes:
-                address, _keep = self._plan._workspace(program.workspace_bytes, None, views, handle)
+            if needed or workspace is not None:
+                address, _keep = self._plan._workspace(needed, workspace, views, handle)
             program.run(views, address, handle)
         self._slots.give(taken)
         return done
 
     def _placed(self, slots: list[View], tensors: tuple[Any, ...]) -> bool:
         """Put the addresses in, if they are aligned and their storages long enough."""
-        for slot, tensor, (size, mask, reach) in zip(slots, tensors, self._facts, strict=True):
-            slot.ptr = ptr = tensor.data_ptr()
+        # By numbers: `zip`, with its keyword, would take as long as a third of all this.
+        for k, size, mask, reach in self._facts:
+            tensor = tensors[k]
+            slots[k].ptr = ptr = tensor.data_ptr()
             if ptr & mask or not ptr:
                 return False
             if size and tensor.storage_offset() * size + reach > tensor.untyped_storage().nbytes():
                 return False
         return True
+
+    def _apart(self, slots: list[View]) -> bool:
+        """`overlap.apart` for every output, with all known but the addresses."""
+        for out, other, below, above, same in self._pairs:
+            distance = slots[other].ptr - slots[out].ptr
+            if below < distance < above and (distance or not same):
+                return False
+        return True
+
+
+def _pairs(plan: Plan, layouts: Mapping[str, Layout], count: int) -> list[_Pair]:
+    """The outputs among the first `count`, each with every other array."""
+    every = [*enumerate(layouts.items())]
+    return [
+        (k, j, -there.hi, layout.hi, there is layout and other in plan._same)
+        for k, (name, layout) in every[:count]
+        if name in plan._outputs
+        for j, (other, there) in every
+        if j != k
+    ]
 
 
 class Recent:

@@ -131,7 +131,7 @@ class _Function:
         if again is None:
             return None
         made = [empty_like_type(arrays[0], again.shape) for _ in range(count)]
-        if not again.launch(arrays, stream, *made):
+        if not again.launch(arrays, stream, None, made):
             return None
         return made[0] if count == 1 else tuple(made)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .args import (
     SoftmaxBackwardArgs,
 )
 from .backends import Backend, Program, find
+from .backends.gpu.streams import OwnersStreams, Streams, allocate, streams_of, workspace_memory
 from .descriptors import (
     BinaryParamBackwardDescriptor,
     EmbeddingBackwardDescriptor,
@@ -38,9 +39,6 @@ from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
 from .views import View, address_of, viewers
-
-if TYPE_CHECKING:
-    from .backends.gpu.streams import Streams
 
 __all__ = [
     "BinaryParamBackwardPlan",
@@ -85,7 +83,7 @@ class BoundLaunch:
         program: Program,
         launch: Callable[..., None],
         keep: tuple[Any, ...],
-        streams: Streams | None,
+        streams: Streams | OwnersStreams | None,
     ) -> None:
         self._plan = plan
         self._program = program
@@ -271,31 +269,30 @@ class Plan:
         views = self._views(args)
         program = self._prepare(views)
         streams = self._streams_of(views)
-        handle = 0 if streams is None else streams.current()
-        if streams is not None:
-            gpu: Any = program
-            program = gpu.suited(views)
-        address, keep = self._workspace(program.workspace_bytes, workspace, views, handle)
         if streams is None:
+            address, keep = self._workspace(program.workspace_bytes, workspace, views)
             launch = program.bind(views, address)
-        else:
-            gpu = program
-            launch = gpu.bind(views, address, handle)
-            own = (keep if workspace is None else None, getattr(launch, "owned", None))
-            owned = [memory for memory in own if memory is not None]
-            if owned:
-                streams = streams.owning(owned, handle)
-        return BoundLaunch(self, program, launch, (views, args, keep), streams)
+            return BoundLaunch(self, program, launch, (views, args, keep), None)
+        handle = streams.current()
+        gpu: Any = program
+        gpu = gpu.suited(views)
+        address, keep = self._workspace(gpu.workspace_bytes, workspace, views, handle)
+        bound = gpu.bind(views, address, handle)
+        launch = bound.__call__  # a method is called faster than an object that has it
+        own = (keep if workspace is None else None, getattr(bound, "owned", None))
+        owned = [memory for memory in own if memory is not None]
+        used = OwnersStreams(streams, owned, handle) if owned else streams
+        return BoundLaunch(self, gpu, launch, (views, args, keep), used)
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
         """Validate and run. Without a workspace the plan provides one for the call."""
-        if workspace is None and type(args) is self._args_type:
+        if type(args) is self._args_type:
             arrays = self._arrays_of(args)
             again = self._recent.find(arrays)
-            if again is not None and again.launch(arrays, stream):
+            if again is not None and again.launch(arrays, stream, workspace):
                 return
             views = self._views(args)
-            self._run_views(views, stream=stream)
+            self._run_views(views, workspace, stream=stream)
             if again is None:
                 self._recent.note(self, views, arrays)
         else:
@@ -327,8 +324,6 @@ class Plan:
         owner = views[self._operands[0].name].owner
         streams = self._streams.get(type(owner))
         if streams is None:
-            from .backends.gpu.streams import streams_of
-
             streams = self._streams[type(owner)] = streams_of(device, owner)
         return streams
 
@@ -446,8 +441,6 @@ class Plan:
             if needed == 0:
                 return 0, None
             if self._backend.device is not None:
-                from .backends.gpu.streams import allocate
-
                 memory = allocate(needed, self._backend.device, stream)
                 return memory.data_ptr(), memory
             own = np.empty(needed + _WORKSPACE_ALIGNMENT, np.uint8)
@@ -459,9 +452,7 @@ class Plan:
         if self._backend.device is None:
             address, size = self._host_workspace(given)
         else:
-            from .backends.gpu.streams import workspace_memory
-
-            address, size = workspace_memory(self._me, given, self._device)
+            address, size = workspace_memory(self._me, given, self._backend.device)
         if size < self._workspace_size:
             raise WorkspaceTooSmall(
                 self._workspace_size,

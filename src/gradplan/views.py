@@ -140,7 +140,8 @@ class View:
 
     def extent(self) -> tuple[int, int]:
         """The first and one past the last addressed byte; (ptr, ptr) when empty."""
-        return self.lo, self.hi
+        ptr, layout = self.ptr, self.layout
+        return ptr + layout.lo, ptr + layout.hi
 
     def __repr__(self) -> str:
         access = "" if self.writable else ", read-only"

@@ -89,9 +89,9 @@ def launch(
     taken = recipe.slots.take()
     views, slots = taken
     low = 0
-    for slot, tensor in zip(slots, tensors, strict=True):
+    for k, tensor in enumerate(tensors):  # `zip`, with its keyword, takes 0.2 µs more
         if tensor is not None:
-            slot.ptr = ptr = tensor.data_ptr()
+            slots[k].ptr = ptr = tensor.data_ptr()
             low |= ptr
     if low & recipe.mask:
         prepare(question, names, tensors, params)  # refuses the address that no element may have

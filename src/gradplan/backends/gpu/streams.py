@@ -10,13 +10,14 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ...errors import InvalidProblem, KernelFailure
 
 __all__ = [
     "PER_THREAD",
+    "OwnersStreams",
     "Streams",
     "allocate",
     "capturing",
@@ -30,46 +31,40 @@ __all__ = [
 class Streams:
     """The current stream of a library on a device, and the handles of streams given."""
 
-    __slots__ = ("_current", "_device", "_known", "_memory")
+    __slots__ = ("current", "device", "handle")
 
-    def __init__(
-        self,
-        device: int,
-        current: Callable[[], int],
-        memory: Sequence[Any] = (),
-        known: set[int] | None = None,
-    ) -> None:
-        self._device = device
-        self._current = current
+    def __init__(self, device: int, current: Callable[[], int]) -> None:
+        self.device = device
+        # Functions, for methods would only call them.
+        self.current = current  # the handle of the stream that is current now
+        self.handle = _handle_of  # of a stream: an int, or an object that tells it
+
+
+class OwnersStreams:
+    """The same for a launch that owns memory, allocated on one of them."""
+
+    __slots__ = ("_known", "_memory", "_streams")
+
+    def __init__(self, streams: Streams, memory: Sequence[Any], stream: int) -> None:
+        self._streams = streams
         self._memory = memory
-        self._known = known
+        self._known = {stream}
 
     def current(self) -> int:
-        """The handle of the stream that is current now."""
-        handle = self._current()
-        if self._known is not None and handle not in self._known:
-            self._meet(handle)
-        return handle
+        return self._met(self._streams.current())
 
     def handle(self, stream: Any) -> int:
-        """The handle of a stream: an int, or an object that tells it."""
-        handle = _handle_of(stream)
-        if self._known is not None and handle not in self._known:
-            self._meet(handle)
+        return self._met(self._streams.handle(stream))
+
+    def _met(self, handle: int) -> int:
+        """The same; the allocator is told where a launch on another stream uses the memory."""
+        if handle not in self._known:
+            import torch
+
+            for memory in self._memory:
+                memory.record_stream(_external(torch, handle, self._streams.device))
+            self._known.add(handle)
         return handle
-
-    def owning(self, memory: Sequence[Any], stream: int) -> Streams:
-        """The same, for a launch that owns memory allocated on a stream."""
-        return Streams(self._device, self._current, memory, {stream})
-
-    def _meet(self, handle: int) -> None:
-        """Tell the allocator that a launch on another stream uses the memory."""
-        assert self._known is not None
-        import torch
-
-        for memory in self._memory:
-            memory.record_stream(_external(torch, handle, self._device))
-        self._known.add(handle)
 
 
 def _handle_of(stream: Any) -> int:
@@ -107,8 +102,7 @@ def _current_of(device: int, cupy: bool) -> Callable[[], int]:
         return lambda: int(cuda.get_current_stream(device).ptr)
     import torch
 
-    raw = torch._C._cuda_getCurrentRawStream
-    return lambda: raw(device)
+    return partial(torch._C._cuda_getCurrentRawStream, device)
 
 
 def _external(torch: Any, handle: int, device: int) -> Any:
@@ -193,8 +187,8 @@ def _is_capturing() -> Any:
     return ctypes.CDLL("libcuda.so.1").cuStreamIsCapturing
 
 
-def workspace_memory(plan: str, given: Any, device: str) -> tuple[int, int]:
-    """Address and bytes of a caller's workspace."""
+def workspace_memory(plan: str, given: Any, device: int) -> tuple[int, int]:
+    """Address and bytes of a caller's workspace on a GPU."""
     import torch
 
     tensor = given
@@ -203,10 +197,11 @@ def workspace_memory(plan: str, given: Any, device: str) -> tuple[int, int]:
             tensor = torch.from_dlpack(given)
         except Exception as error:
             raise InvalidProblem(
-                f"{plan}: workspace must be a uint8 array on {device}, got {type(given).__name__}"
+                f"{plan}: workspace must be a uint8 array on cuda:{device}, "
+                f"got {type(given).__name__}"
             ) from error
-    if str(tensor.device) != device:
-        raise InvalidProblem(f"{plan}: workspace must be on {device}, got {tensor.device}")
+    if not tensor.is_cuda or tensor.get_device() != device:
+        raise InvalidProblem(f"{plan}: workspace must be on cuda:{device}, got {tensor.device}")
     if tensor.dtype != torch.uint8 or not tensor.is_contiguous() or tensor.dim() != 1:
         raise InvalidProblem(
             f"{plan}: workspace must be a contiguous uint8 array of rank 1, "
