@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...kinds import ElementKind
 from ...views import View
@@ -60,11 +61,18 @@ class Program:
         if self.unaligned is None:
             return self
         low = 0
-        for step in self.steps:
-            for _, value in step.arguments:
-                if isinstance(value, Pointer) and value.operand in views:
-                    low |= views[value.operand].ptr + value.offset
+        for operand, offset in self._pointed:
+            low |= views[operand].ptr + offset
         return self.unaligned if low & 15 else self
+
+    @cached_property
+    def _pointed(self) -> list[tuple[str, int]]:
+        """The operands that steps point at, and how many bytes further on."""
+        values = [value for step in self.steps for _, value in step.arguments]
+        pointers = [value for value in values if isinstance(value, Pointer)]
+        own = (WORKSPACE, COUNTERS)
+        found = [(one.operand, one.offset) for one in pointers if one.operand not in own]
+        return [*dict.fromkeys(found)]
 
     def bind(
         self, views: Mapping[str, View], workspace: int, stream: int = 0
