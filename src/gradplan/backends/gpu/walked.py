@@ -156,9 +156,9 @@ class _Walk:
         if self.columns:
             if held or self.n < table.walked_axis:
                 return ""
-            whole, half = (table.part_of(f"walked_{name}", kind, element)[0] for name in _STRIPS)
+            sizes = (table.part_of(f"walked_{name}", kind, element) for name in _STRIPS)
             # Fewer than two for each processor are made narrower.
-            narrow = half and (not whole or self.tiles(wide) < table.fill)
+            narrow = all(tile for tile, _ in sizes) and self.tiles(wide) < table.fill
             return "walked_strips" if narrow else "walked_columns"
         name = "held_scans" if held else "walked_rows"
         least = table.number_of(table.walked_from, name, self.desc.kind, element)

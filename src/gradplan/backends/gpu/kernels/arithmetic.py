@@ -90,22 +90,24 @@ def exp_of_difference(x, y, ELEMENT: tl.constexpr, POWER: tl.constexpr = 0):
 @triton.jit
 def far_exp(x, y):
     """exp(x − y) of two f32 as f64, within 4 · 2⁻²⁴ relative: where f32 would be 0 or infinite
-    too."""
+    too. Below e⁻⁷⁰⁰ it is 0."""
     d = x - y
+    none = d < -700.0
     back = d - x
     lost = (x - (d - back)) - (y + back)
     lost = tl.where(tl.abs(lost) < _INFINITY, lost, 0.0)
     d = tl.maximum(d, -700.0, propagate_nan=tl.PropagateNan.ALL)
     d = tl.minimum(d, 700.0, propagate_nan=tl.PropagateNan.ALL)
     if _INTERPRETED:
-        return tl.exp(d.to(tl.float64) + lost.to(tl.float64))
+        return tl.where(none, 0.0, tl.exp(d.to(tl.float64) + lost.to(tl.float64)))
     else:
         shifted = tl.fma(d, _LOG2_E, _SHIFT)
         rest = tl.fma(d, _LOG2_E, _SHIFT - shifted)
         rest = tl.fma(d, _LOG2_E_MORE, rest)
         power = plain_exp2(rest)
         exponent = shifted.to(tl.int32, bitcast=True) - _SHIFT_BITS
-        return tl.fma(power, lost, power).to(tl.float64) * power_of_two(exponent)
+        power = tl.where(none, 0.0, tl.fma(power, lost, power))
+        return power.to(tl.float64) * power_of_two(exponent)
 
 
 @triton.jit
