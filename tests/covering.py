@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from gradplan.backends.gpu import (
     recurrence,
     rows,
     segments,
+    tiled,
     walked,
 )
 from gradplan.backends.gpu.table import table_of
@@ -35,9 +37,10 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    modules = (maps, rows, recurrence, chained, walked, segments, program)
+    modules = (maps, rows, recurrence, tiled, chained, walked, segments, program)
     sources = "".join(map(inspect.getsource, modules))
-    return set(re.findall(r'kernel="([a-z_.]+)"', sources))
+    kernels = "|".join(path.stem for path in Path(walked.__file__).parent.glob("kernels/*.py"))
+    return set(re.findall(rf'"((?:{kernels})\.[a-z_]+)"', sources))
 
 
 def problems(specs=SPECS, elements=ELEMENTS):

@@ -1,5 +1,5 @@
-"""`walks` for log-cumsum-exp: a part's terms are exponentials from one reference a row, so that S is
-their sum.
+"""`walks` for log-cumsum-exp: a part's terms are exponentials from one reference a row, so that S
+is their sum.
 
 The reference of a part is in the middle of its y, which never falls. A part whose y are far apart
 or not finite, or whose sums overflow, is taken anew in f64, place by place. What goes from part to
@@ -108,9 +108,7 @@ def walk_logs(
     lanes = gl.arange(0, R, gl.SliceLayout(0, LINES))
     # Of the part at hand: where it is, and y at its ends and past it, asked for a part before.
     tile, begin, place = part_of(first * 0, first, programs, parts, n, UP, TOLD, C)
-    low, high, past = ends_of(
-        y, tile, begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
-    )
+    low, high, past = ends_of(y, tile, begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C)
     # Of the part behind: what leaves it, its reference, and whether it is in terms of that.
     carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
     prior = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
@@ -345,9 +343,7 @@ def both(a1, b1, a2, b2):
 
 
 @gluon.jit
-def part_of(
-    i, first, programs, parts, n, UP: tl.constexpr, TOLD: tl.constexpr, C: tl.constexpr
-):
+def part_of(i, first, programs, parts, n, UP: tl.constexpr, TOLD: tl.constexpr, C: tl.constexpr):
     """The tile of rows of a program's i-th part, its first place, and how far it is from the far
     end."""
     tile, place = unit_of(i, first, programs, parts, TOLD)
