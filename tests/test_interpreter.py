@@ -173,6 +173,51 @@ def test_scans_that_are_walked_and_held(spec, element):
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])
+@pytest.mark.parametrize("slope", [0.5, 5.0, 10.0])
+def test_an_infinite_gradient_of_a_log_stays_so(rows, slope):
+    """However small the factors are that it meets one by one: their product is no 0."""
+    n = 1280
+    x = np.broadcast_to(slope * np.arange(n, dtype=np.float32), (rows, n)).copy()
+    y = np.logaddexp.accumulate(x.astype(np.float64), 1).astype(np.float32)
+    dy = np.ones((rows, n), np.float32)
+    dy[:, 1100] = np.inf
+    dx = np.empty_like(dy)
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (rows, n), (1,))
+    with table.using("interpreter", walking()):
+        plan = gp.ScanBackwardPlan.select(desc, preference=TRITON)
+        launch_it = plan.bind(gp.ScanBackwardArgs(dy=dy, x=x, y=y, dx=dx))
+        assert launch_it.sku.variant.startswith("held" if rows == 1 else "walked")
+        launch_it()
+    assert (dx[:, :1101] == np.inf).all()
+    assert np.isfinite(dx[:, 1101:]).all()
+
+
+def test_what_a_walk_of_a_log_carries_is_exact(monkeypatch):
+    """A column whose y jumps makes its whole strip go from part to part in two ways by turns: no
+    exponential of f32 may be multiplied in each time."""
+    from gradplan.backends.gpu.kernels import walk_logs
+
+    def refused(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(walk_logs, "far_exp", refused)
+    n, columns = 1024, 128
+    x = np.full((n, columns), -60.0, np.float32)
+    x[0] = 0.3
+    x[::37, 0] = 41.0 * np.arange(len(x[::37]))
+    y = np.logaddexp.accumulate(x.astype(np.float64), 0).astype(np.float32)
+    dy, dx = np.ones_like(x), np.empty_like(x)
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (n, columns), (0,))
+    with table.using("interpreter", walking()):
+        plan = gp.ScanBackwardPlan.select(desc, preference=TRITON)
+        launch_it = plan.bind(gp.ScanBackwardArgs(dy=dy, x=x, y=y, dx=dx))
+        assert launch_it.sku.variant.startswith("walked")
+        launch_it()
+    wanted = np.exp(x[0, 1] - y[:, 1].astype(np.float64)).sum()
+    assert abs(dx[0, 1] / wanted - 1) < 16 * 2.0**-24
+
+
+@pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])
 @pytest.mark.parametrize("kind", ["cummax", "cummin"])
 def test_an_infinity_goes_through_parts_without_winners(rows, kind):
     """What parts tell of themselves is also a gate: the one must not spoil the other."""

@@ -395,11 +395,13 @@ class _Call:
 class Bound:
     """The launches of a program, and where in their arguments addresses go."""
 
-    __slots__ = ("aligned", "calls", "device", "operands", "owned", "rest")
+    __slots__ = ("aligned", "calls", "device", "lock", "operands", "owned", "rest")
 
     def __init__(self, calls: list[_Call], device: int) -> None:
         self.calls = calls
         self.device = device
+        # The driver reads the stream from memory that all threads share.
+        self.lock = threading.Lock()
         self.aligned = 0
         self.owned: Any = None
         slots = [
@@ -411,11 +413,12 @@ class Bound:
         self.rest = [slot for slot in slots if slot[2] in (WORKSPACE, COUNTERS)]
 
     def launch(self, stream: int) -> None:
-        for call in self.calls:
-            call.stream.value = stream
-            code = call.launch(*call.arguments)
-            if code:
-                _launch_again(code, call, self.device)
+        with self.lock:
+            for call in self.calls:
+                call.stream.value = stream
+                code = call.launch(*call.arguments)
+                if code:
+                    _launch_again(code, call, self.device)
 
     __call__ = launch
 

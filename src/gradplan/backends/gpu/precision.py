@@ -62,6 +62,9 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
         else:
             loss += (min(n, _SCAN_CHAIN) + 16) * _W
             accumulator = ElementKind.F32
+            if half and desc.kind is ScanKind.LOG_CUMSUM_EXP:
+                # Two of the hardware's exponentials, of arguments rounded between 32 and 64.
+                loss += 2 * 38 * _W
     elif narrow:
         if desc.category is OpCategory.BINARY_ELEMENTWISE:
             loss = 1.0 * _W

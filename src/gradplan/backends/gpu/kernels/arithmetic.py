@@ -90,9 +90,9 @@ def exp_of_difference(x, y, ELEMENT: tl.constexpr, POWER: tl.constexpr = 0):
 @triton.jit
 def far_exp(x, y):
     """exp(x − y) of two f32 as f64, within 4 · 2⁻²⁴ relative: where f32 would be 0 or infinite
-    too. Below e⁻⁷⁰⁰ it is 0."""
+    too. It is 0 where the difference is −∞ alone, and never less than e⁻⁷⁰⁰ otherwise."""
     d = x - y
-    none = d < -700.0
+    none = d == -_INFINITY
     back = d - x
     lost = (x - (d - back)) - (y + back)
     lost = tl.where(tl.abs(lost) < _INFINITY, lost, 0.0)

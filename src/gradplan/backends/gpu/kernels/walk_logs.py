@@ -1,9 +1,10 @@
 """`walks` for log-cumsum-exp: a part's terms are exponentials from one reference a row, so that S
 is their sum.
 
-The reference of a part is in the middle of its y, which never falls. A part whose y are far apart
-or not finite, or whose sums overflow, is taken anew in f64, place by place. What goes from part to
-part is in terms of y where it leaves (bare), or of the reference there.
+The reference of a part is in the middle of its y, which never falls. A part of which some row's y
+are far apart or not finite, or sums overflow, is taken anew in f64, place by place. What goes from
+part to part is in terms of y where it leaves (bare), or, after a usual part, of the reference there
+and 2³² times as large, as all sums of usual parts are.
 """
 
 import triton
@@ -12,7 +13,7 @@ import triton.language as tl
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp
 from .hearing import hear, overheard
-from .line_scans import behind_affine, behind_sum, even, exp_between
+from .line_scans import behind_sum, even, exp_between
 from .recurrence import ratio
 from .tiles import outer_offset, tile_row
 from .walk_memory import (
@@ -39,6 +40,7 @@ _FAR = tl.constexpr(2.0**16)
 _POWER = tl.constexpr(32)
 _UPWARDS = tl.constexpr(2.0**32)
 _DOWNWARDS = tl.constexpr(2.0**-32)
+_LEAST = tl.constexpr(2.0**-1000)
 
 
 @gluon.jit
@@ -109,7 +111,8 @@ def walk_logs(
     # Of the part at hand: where it is, and y at its ends and past it, asked for a part before.
     tile, begin, place = part_of(first * 0, first, programs, parts, n, UP, TOLD, C)
     low, high, past = ends_of(y, tile, begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C)
-    # Of the part behind: what leaves it, its reference, and whether it is in terms of that.
+    # Of the part behind: what leaves it, its reference, and whether it is in terms of that, which
+    # all rows of a tile are, or none.
     carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
     prior = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
     prior_e = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
@@ -223,7 +226,8 @@ def walk_logs(
                 axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
                 freed, "affine", UP, SIDE, TOLD, R, G, E, FULL, COPY, LINE,
             )  # fmt: skip
-            # Not handed on from turn to turn: that was slower by 15 points along axis 0.
+            # Where a part is: worked out in each turn. Handed on it was slower by 15 points along
+            # axis 0.
             tile, begin, place = part_of(i, first, programs, parts, n, UP, TOLD, C)
             later_tile, later_begin, _later = part_of(
                 gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, TOLD, C
@@ -235,7 +239,7 @@ def walk_logs(
             if fine == 1:
                 inward = handed_on(carry, ref, ref_e, prior, prior_e)
             else:
-                inward = brought(carry, past, ref)
+                inward = carry * (wide_exp(ref, past) * _UPWARDS)
             inward = gl.where(place > 0, inward, 0.0)
             async_copy.wait_group(STAGES - 1)
             terms = terms_of(
@@ -248,9 +252,9 @@ def walk_logs(
                 terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, n, ref,
                 ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
             )  # fmt: skip
-            good = gl.where(finite(S) & usual[None, :], 1, 0)
-            left, good = gl.reduce((gl.where(number == G - 1, s, 0.0), good), 0, sum_and_least)
-            good = gl.min(good, 0)
+            each = gl.where(finite(S) & usual[None, :], 1, 0)
+            left, of_row = gl.reduce((gl.where(number == G - 1, s, 0.0), each), 0, sum_and_least)
+            good = gl.min(of_row, 0)
             if good == 1:
                 store_part(
                     out, kept, i % STAGES, results, tile, begin, n, row_dims, row_out, axis_out, UP,
@@ -261,7 +265,7 @@ def walk_logs(
             else:
                 bare = carry
                 if fine == 1:
-                    bare = bared(carry, past, prior)
+                    bare = carry * (wide_exp(past, prior) * _DOWNWARDS)
                 carry = careful_part(
                     dy, x, y, out, tile, begin + beyond, n, row_dims, row_dy, row_x, row_y, row_out,
                     axis_dy, axis_x, axis_y, axis_out, gl.where(place > 0, bare, 0.0), UP, SIDE, R,
@@ -314,7 +318,8 @@ def arrived_logs(
 ):  # fmt: skip
     """As `waves.arrived`: what arrives at this program's part of a wave, in terms of y `past` it,
     and at the wave after, in terms of y past this program's part of that one; `before` arrived at
-    this wave. Where the next part is of another row nobody asks for the second."""
+    this wave. What goes from wave to wave counts where a row has all of a wave: then each program
+    has a part of it, and may take its own y for a measure."""
     s = heard_s.to(gl.float64, bitcast=True)
     low = heard_low.to(gl.float64, bitcast=True)
     end = gl.minimum(base + programs, units)
@@ -324,8 +329,7 @@ def arrived_logs(
     there = gl.where((needed != 0) & (lane >= next_own), s * weight(next_past, low), 0.0)
     here, there = gl.reduce((here, there), 0, both)
     here = gl.where(own < 0, here + before, here)
-    onward = before * ratio(next_past.to(gl.float64), past.to(gl.float64))
-    there = gl.where(next_own < 0, there + onward, there)
+    there = gl.where(next_own < 0, there + before * decay(next_past, past), there)
     return here, there
 
 
@@ -335,6 +339,13 @@ def weight(a, b):
     b = b.to(gl.float32)
     a = gl.zeros_like(b) + a
     return gl.where(a == b, 1.0, far_exp(a, b))
+
+
+@gluon.jit
+def decay(a, b):
+    """`ratio` of f32 by f64, 0 only where their difference is infinite."""
+    found = ratio(a.to(gl.float64), b.to(gl.float64))
+    return gl.where((found == 0.0) & (a - b != -_INFINITY), _LEAST, found)
 
 
 @triton.jit
@@ -430,8 +441,14 @@ def brought(s, past, ref):
 
 
 @gluon.jit
+def wide_exp(x, y):
+    """exp(x − y) by f64: along a row its error may come again and again."""
+    return gl.exp(x.to(gl.float64) - y.to(gl.float64))
+
+
+@gluon.jit
 def handed_on(s, ref, e, prior, prior_e):
-    """The same from the reference of the part behind."""
+    """What leaves a usual part in terms of its reference, in terms of the next one's."""
     wide: tl.constexpr = gl.float64
     return s * exp_between(ref.to(wide), e.to(wide), prior.to(wide), prior_e.to(wide))
 
@@ -462,11 +479,25 @@ def careful_totals(
             dy, y, tile, lane, place, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R
         )
         s = d + c * s
-        a = a * c
+        a = times(a, c)
     a, s, passes, behind = gl.associative_scan(
-        (a, s, gl.zeros_like(s) + 1.0, gl.zeros_like(s)), 0, behind_affine
+        (a, s, gl.zeros_like(s) + 1.0, gl.zeros_like(s)), 0, behind_factors
     )
     return s, a, behind, passes
+
+
+@triton.jit
+def times(a, b):
+    """The product of two factors, 0 only where one of them is: what is infinite stays so, however
+    small the factors are that it meets one by one."""
+    product = a * b
+    return tl.where((product == 0.0) & (a != 0.0) & (b != 0.0), _LEAST, product)
+
+
+@triton.jit
+def behind_factors(a1, s1, b1, p1, a2, s2, b2, p2):
+    """As `behind_affine`."""
+    return times(a1, a2), s2 + a2 * s1, times(a1, b2), p2 + b2 * s1
 
 
 @gluon.jit
