@@ -11,7 +11,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -102,6 +104,34 @@ def large(seed):
         lambda: gp.cumprod_backward(dy, x).tobytes(),
         lambda: gp.embedding_backward(rows, indices, 50).tobytes(),
     ]
+
+
+def test_two_threads_share_a_bound_launch_each_on_its_stream():
+    """The driver reads the stream from memory, without the interpreter's lock."""
+    from gradplan.backends.gpu.launch import Bound
+
+    met = []
+
+    class Call:
+        pointers = arguments = ()
+        stream = SimpleNamespace(value=0)
+
+        def launch(self):
+            given = self.stream.value
+            time.sleep(0.002)
+            met.append((given, self.stream.value))
+            return 0
+
+    bound = Bound([Call()], 0)
+    threads = [
+        threading.Thread(target=lambda stream=stream: [bound(stream) for _ in range(10)])
+        for stream in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(met) == [(1, 1)] * 10 + [(2, 2)] * 10
 
 
 def test_two_threads_at_once_get_the_bits_of_one():
