@@ -22,12 +22,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     if 0 in shape:
         return EMPTY
     made = tiled.program(desc, strides, table)
-    marked = bool(desc.spec.ties)
-    needs_y = desc.kind in (ScanKind.CUMPROD, ScanKind.LOG_CUMSUM_EXP)
-    if (needs_y and "y" not in strides) or (marked and not table.marks):
+    used = walked.arrays_of(desc)
+    if not {*used} <= {*strides} or (desc.spec.ties and not table.marks):
         return made
-    used = {"dy", "dx", *(("x", "y") if needs_y else ("x",) if marked else ())}
-    given = {name: steps for name, steps in strides.items() if name in used}
+    given = {name: strides[name] for name in used}
     walk = walked.program(desc, lined(desc, given), table)
     if walk is None:
         return made

@@ -17,7 +17,7 @@ from .operands import Lined, pointers_of
 from .program import Program, clearing, down, integer, up
 from .table import Table
 
-__all__ = ["program", "workspace_bytes"]
+__all__ = ["arrays_of", "program", "workspace_bytes"]
 
 _SHARED = 220 << 10
 """Bytes of shared memory that the programs of a processor have for parts."""
@@ -52,6 +52,13 @@ class _Parts(NamedTuple):
     programs: int
     tiles: int
     number: int
+
+
+def arrays_of(desc: ScanBackwardDescriptor) -> tuple[str, ...]:
+    """What is read and written here: x alone tells winners, and y is never summed up anew."""
+    if desc.kind in _FROM_Y:
+        return ("dy", "x", "y", "dx")
+    return ("dy", "x", "dx") if desc.spec.ties else ("dy", "dx")
 
 
 def program(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Program | None:

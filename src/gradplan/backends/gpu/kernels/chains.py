@@ -29,6 +29,7 @@ from .line_scans import (
     leads,
     mask,
     mode_of,
+    near_enough,
     prefixes,
     shifted,
     steps_up,
@@ -41,8 +42,6 @@ from .waiting import in_order
 
 _INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
-_RANGE = tl.constexpr(40.0)
-_FAR = tl.constexpr(2.0**16)
 _NOT_TOLD = tl.constexpr(-1)
 _SOME_NAN = tl.constexpr(0x7FF8 << 48)
 _ONE = tl.constexpr(0x3FF0 << 48)
@@ -146,7 +145,7 @@ def scan_chain(
         high = edge_of(y, y_row, axis_y, far_end, inside, n, TYPE, False)
         y_past = edge_of(y, y_row, axis_y, past, inside, n, TYPE, False).to(tl.float64)
         ref, _ = even((high + low) * 0.5, tl.zeros_like(low))
-        usual = (low > high - _RANGE) & (tl.abs(ref) < _FAR)
+        usual = near_enough(low, high, ref)
         d = columns_of(d_raw.to(TYPE), M, V)
         terms = ()
         for j in tl.static_range(0, V):

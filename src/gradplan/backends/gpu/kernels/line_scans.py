@@ -15,6 +15,8 @@ from .recurrence import beats, extremum
 _INTERPRETED = tl.constexpr(interpreted())
 _LOG2_OF_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
+_RANGE = tl.constexpr(40.0)
+_FAR = tl.constexpr(2.0**16)
 # To add and take away these rounds to a whole number.
 _EVEN = tl.constexpr(1.5 * 2.0**23)
 _EVEN_WIDE = tl.constexpr(1.5 * 2.0**52)
@@ -69,6 +71,13 @@ def even(x, nothing):
         e = (x * _LOG2_OF_E + _EVEN_WIDE) - _EVEN_WIDE
     # As an fma, so that the product is rounded here and not joined with what is taken from it.
     return tl.fma(e, nothing + _LN_2, nothing), e
+
+
+@triton.jit
+def near_enough(low, high, ref):
+    """Whether all y from low to high, which never fall and stay NaN, are near enough to a
+    reference: weights from it are e⁻²⁰ at least, and what rounding did to it is small."""
+    return (low > high - _RANGE) & (tl.abs(ref) < _FAR)
 
 
 @triton.jit

@@ -36,6 +36,7 @@ from .line_scans import (
     leads_of,
     mask,
     mode_of,
+    near_enough,
     picked,
     prefixes,
     shifted,
@@ -50,8 +51,6 @@ from .tiles import tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
 _INFINITY = tl.constexpr(float("inf"))
-_RANGE = tl.constexpr(40.0)
-_FAR = tl.constexpr(2.0**16)
 
 
 @triton.jit
@@ -265,7 +264,7 @@ def lines_chunk(
             low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
             high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
             ref, _ = even(tl.where(row_mask, (high + low) * 0.5, 0.0), tl.zeros_like(low))
-            usual = (low > high - _RANGE) & (tl.abs(ref) < _FAR)
+            usual = near_enough(low, high, ref)
             g = ()
             for j in tl.static_range(0, V):
                 term = d[j] * exp_of_difference(ref, v[j], ELEMENT, POWER)

@@ -13,10 +13,10 @@ import triton.language as tl
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp
 from .hearing import hear, overheard
-from .line_scans import behind_sum, even, exp_between
+from .line_scans import behind_sum, both_added, even, exp_between, near_enough
 from .recurrence import ratio
-from .tiles import outer_offset, tile_row
 from .walk_memory import (
+    address_of,
     ask,
     ask_part,
     begin_of,
@@ -33,8 +33,6 @@ from .walks import nth, store_part
 from .waves import tell_last
 
 _INFINITY = tl.constexpr(float("inf"))
-_RANGE = tl.constexpr(40.0)
-_FAR = tl.constexpr(2.0**16)
 # Sums are larger by so much: weights are down to e⁻²⁰, and a small dy times them is to stay a
 # normal number.
 _POWER = tl.constexpr(32)
@@ -327,7 +325,7 @@ def arrived_logs(
     next_own = end - end % parts - base
     here = gl.where((needed != 0) & (lane >= own) & (lane < first), s * weight(past, low), 0.0)
     there = gl.where((needed != 0) & (lane >= next_own), s * weight(next_past, low), 0.0)
-    here, there = gl.reduce((here, there), 0, both)
+    here, there = gl.reduce((here, there), 0, both_added)
     here = gl.where(own < 0, here + before, here)
     there = gl.where(next_own < 0, there + before * decay(next_past, past), there)
     return here, there
@@ -346,11 +344,6 @@ def decay(a, b):
     """`ratio` of f32 by f64, 0 only where their difference is infinite."""
     found = ratio(a.to(gl.float64), b.to(gl.float64))
     return gl.where((found == 0.0) & (a - b != -_INFINITY), _LEAST, found)
-
-
-@triton.jit
-def both(a1, b1, a2, b2):
-    return a1 + a2, b1 + b2
 
 
 @gluon.jit
@@ -391,23 +384,10 @@ def value_at(
 
 
 @gluon.jit
-def address_of(
-    tile, lane, place, n, row_dims, row_steps, axis_steps, SIDE: tl.constexpr, R: tl.constexpr
-):
-    outer, row = tile_row(tile, row_dims, R)
-    base = outer_offset(outer, row_dims, row_steps)
-    there = (place >= 0) & (place < n) & (row + lane < row_dims[0])
-    if SIDE:
-        return base + row + place.to(gl.int64) * axis_steps[0] + lane, there
-    else:
-        return base + row * row_steps[0] + place + lane, there
-
-
-@gluon.jit
 def reference_of(low, high):
     """The reference of a part's rows, f32 [R], how many ln 2 it is, and whether it will do."""
     ref, e = even((low + high) * 0.5, gl.zeros_like(low))
-    return ref, e, (low > high - _RANGE) & (gl.abs(ref) < _FAR)
+    return ref, e, near_enough(low, high, ref)
 
 
 @gluon.jit

@@ -247,18 +247,26 @@ def unpacked(raw):
 
 
 @gluon.jit
+def address_of(
+    tile, lane, place, n, row_dims, row_steps, axis_steps, SIDE: tl.constexpr, R: tl.constexpr
+):
+    """Where places of a tile's rows are, and which exist."""
+    outer, row = tile_row(tile, row_dims, R)
+    base = outer_offset(outer, row_dims, row_steps)
+    there = (place >= 0) & (place < n) & (row + lane < row_dims[0])
+    if SIDE:
+        return base + row + place.to(gl.int64) * axis_steps[0] + lane, there
+    else:
+        return base + row * row_steps[0] + place + lane, there
+
+
+@gluon.jit
 def nearer(
     y, tile, line, n, row_dims, row_y, axis_y, UP: tl.constexpr, SIDE: tl.constexpr,
     R: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """y of the place before each line, 1 where the row begins, [G, R]."""
-    outer, row = tile_row(tile, row_dims, R)
-    index = line - 1 if UP else line + E
     lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
-    base = outer_offset(outer, row_dims, row_y)
-    inside = (index >= 0) & (index < n) & (row + lane < row_dims[0])
-    if SIDE:
-        source = y + (base + row) + index.to(gl.int64) * axis_y[0] + lane
-    else:
-        source = y + (base + row * row_y[0]) + index + lane
-    return gl.load(source, mask=inside, other=1.0)
+    index = line - 1 if UP else line + E
+    at, there = address_of(tile, lane, index, n, row_dims, row_y, axis_y, SIDE, R)
+    return gl.load(y + at, mask=there, other=1.0)
