@@ -90,7 +90,7 @@ def test_a_reason_names_a_threshold_that_decides():
     # What is told must be so: with the field set to what it names, the variant is taken.
     from dataclasses import replace
 
-    chosen = plan("softmax", (8192, 8192), 0, element=ElementKind.F32)
+    chosen = plan("log_softmax", (64, 1 << 20), 1, element=ElementKind.F32)
     told = {other.variant: other.why for other in chosen.explanation().others}
     table, strides = table_of("sm_90"), strides_of(chosen.descriptor, "contiguous")
     for variant in ("resident", "cluster"):
@@ -101,6 +101,8 @@ def test_a_reason_names_a_threshold_that_decides():
         below = choose(chosen.descriptor, strides, replace(table, **{field: number // 2}))
         assert below.variant != variant
     assert "bytes more" in told["split"]
+    first = plan("softmax", (64, 2048, 512), 1, element=ElementKind.F32).explanation().others
+    assert "held_first" in next(other.why for other in first if other.variant == "cluster")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -86,26 +86,28 @@ def test_covering_cases_with_small_tiles(spec, element, waits, small_table, comp
 # What programs that stay can hold, in tiles so small that rows of these have many of them: full
 # tiles and others, and rows enough for every program to take several.
 HELD = [
-    ((12, 1024), (1,)),
-    ((3, 752), (1,)),
-    ((112, 192), (0,)),
-    ((2, 104, 80), (1,)),
-    ((120, 16), (0,)),
-    ((288, 64), (0,)),  # more parts than are heard at a time
+    ((12, 4096), (1,)),
+    ((3, 3008), (1,)),
+    ((192, 384), (0,)),
+    ((2, 200, 80), (1,)),
+    ((240, 16), (0,)),
+    ((1600, 128), (0,)),  # more parts than programs, and than are heard at a time
+    ((4800, 64), (0,)),
 ]
 
 
 @gpu
 @problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
 def test_held_rows_in_small_parts(spec, element):
-    """All data and layouts that are held; three parts a program, on few programs."""
+    """All data and layouts that are held, in parts as small as four warps take, on few programs;
+    more parts of a row than programs too."""
     small = replace(
         table.table_of("sm_90"),
-        fill=36,
+        fill=72,
         resident_words=64,
         cluster=0,
-        held_rows=(("", 512, 1, 256, 1),),
-        held_columns=(("", 1024, 2, 512, 2),),
+        held_rows=(("prod", 2048, 4, 1024, 4), ("", 1024, 4, 512, 4)),
+        held_columns=(("", 2048, 4, 1024, 4),),
     )
     missed, met, more = [], set(), False
     with table.using(launch.device_arch(0), small):

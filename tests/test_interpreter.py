@@ -65,29 +65,27 @@ def test_covering_cases(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
-def held_shapes(spec, element):
-    """Rows of two parts, one after the other and side by side, in full tiles and others; the first
-    are longer of halves, unless these are compared one by one."""
-    longer = element in HALVES
-    ragged = 1008 if longer and not spec.ties else 400
-    full = 1024 if longer else 512
-    return [((3, full), (1,)), ((64, 128), (0,)), ((2, ragged), (1,)), ((2, 24, 80), (1,))]
+def held_shapes(element):
+    """Rows of two to four parts, one after the other, longer of halves, and side by side, in full
+    tiles and others."""
+    ragged, full = (1008, 1024) if element in HALVES else (400, 512)
+    return [((3, full), (1,)), ((64, 128), (0,)), ((2, ragged), (1,)), ((2, 40, 80), (1,))]
 
 
 def holding():
-    """The interpreter's table, with rows of two parts held."""
+    """The interpreter's table, with rows of few parts held."""
     return replace(
         table.table_of("interpreter"),
         fill=4,
         resident_words=16,
-        lagged_width=128,
         held_rows=(("", 512, 1, 256, 1),),
         held_columns=(("", 2048, 2, 1024, 2),),
+        held_width=256,
     )
 
 
 @problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
-def test_rows_of_two_parts_that_are_held(spec, element):
+def test_rows_of_few_parts_that_are_held(spec, element):
     """By one program, which the interpreter runs; on a GPU `test_gpu_values` has many. All data;
     shapes and options take turns."""
     asked = [
@@ -95,7 +93,7 @@ def test_rows_of_two_parts_that_are_held(spec, element):
         for fields, without in cases.options_of(spec, element)
         if fields.get("ties") not in ("all", "first", "last")
     ]
-    shapes = held_shapes(spec, element)
+    shapes = held_shapes(element)
     turn = ELEMENTS.index(element)
     missed = []
     with table.using("interpreter", holding()):

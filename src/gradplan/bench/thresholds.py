@@ -131,7 +131,10 @@ def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = 
             for half in (True, False):
                 first = 0 if half else 2
                 now = (sizes[first], sizes[first + 1])
-                if not now[0]:
+                first_held = name.startswith("cluster") and _is_moot(
+                    table, name, kind or other, half
+                )
+                if not now[0] or first_held:
                     continue
                 tables = {}
                 for one, two in sorted(
@@ -284,11 +287,15 @@ FIELDS: dict[str, Ask | str] = {
     ),
     "lagged_rows": _by_kind("std", [((1, 1 << 27), 1)], 512, 16384),
     "lagged_columns": _by_kind("var", [((1 << 17, 1024), 0)], 512, 16384),
-    "lagged_width": _on(_COLUMNS),
+    "lagged_width": _on(_probes("var", (8192, 8192), 0, elements="f64")),
     "cluster_rows": _by_kind("std", _cluster_rows, 512, 16384, smaller=False),
-    "cluster_columns": _by_kind("max", [((64, 2048, 512), 1)], 512, 16384, smaller=False),
+    "cluster_columns": "for f64, and where 16 does not divide all addresses: as large as the "
+    "assembler takes without spilling",
     "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 4096),
     "held_columns": _by_kind("std", [((8192, 8192), 0)], 512, 4096),
+    "held_width": _on(_COLUMNS),
+    "held_bytes": "all that a processor has, but for what its joins take",
+    "held_registers": "as many as the assembler takes without spilling",
     "walked_rows": _by_kind("cummax", [((1024, 131072), 1)], 512, 4096),
     "walked_from": _by_place((0, 1 << 40)),
     "walked_parts": _on(
@@ -301,11 +308,15 @@ FIELDS: dict[str, Ask | str] = {
     "walked_axis": _on(_probes("cummax", (1024, 512, 512), 1), _probes("cummax", (512, 1024, 512))),
     "held_scans": _by_kind("cummax", [((1, 1 << 27), 1)], 512, 8192),
     "held_first": _by_place((0, 1)),
-    "held_parts": _on(_LONG_ROWS, _COLUMNS, values=lambda now: sorted({2, 3, now})),
+    "held_parts": _on(
+        _probes("cumprod", (64, 2048, 512), 1, "bf16"),
+        _probes("cumsum", (1, 1 << 27), elements="bf16"),
+        values=lambda now: sorted({2, 3, now}),
+    ),
     "strided_tile": "as large as the assembler takes without spilling",
     "cluster": _on(
         _probes("softmax", (1024, 32768), elements="f32"),
-        _probes("prod", (1024, 32768), elements="bf16"),
+        _probes("max", (1024, 131072), elements="bf16"),
         values=lambda now: sorted({0, 4, 8, now}),
     ),
     "lag": _on(_WIDE_ELEMENTS),
@@ -364,7 +375,7 @@ FIELDS: dict[str, Ask | str] = {
 }
 
 
-_WALKED = ("walked_", "held_scans")
+_WALKED = ("walked_", "held_scans", "held_parts")
 
 
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:

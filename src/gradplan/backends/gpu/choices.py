@@ -63,6 +63,10 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
         return "the architecture has no clusters"
     if other in ("held", "walked") and not any(a or b for _, a, _, b, _ in table.held_rows):
         return "the architecture's processors have too little shared memory"
+    if other == "cluster":
+        apart = replace(table, held_first=())
+        if choose(desc, strides, apart).variant == other:
+            return "parts in shared memory come first for this kind (held_first)"
     reached = [
         (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")
         for field, meaning, now, tables in _ways(table, desc, other)
@@ -111,7 +115,7 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         yield "fill", "twice the programs that walk a row each", now, lower
     elif other == "held":
         yield _raised(
-            table, "fill", "twice the programs that stay, of which a row has no more parts"
+            table, "fill", "twice the programs that stay, in whose shared memory a row fits"
         )
     elif other == "lagged" and desc.spec.engine is Engine.RECURRENCE:
         yield _raised(table, "scan_lag", "bytes that are read before the first is read again")

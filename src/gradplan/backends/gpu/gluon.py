@@ -9,18 +9,20 @@ from typing import Any
 
 from .launch import interpreted
 
-__all__ = ["async_copy", "gl", "gluon"]
+__all__ = ["async_copy", "gl", "gluon", "mbarrier"]
 
 gluon: Any
 gl: Any
 async_copy: Any
+mbarrier: Any
 
 if not interpreted():
     import triton.experimental.gluon as _gluon
     import triton.experimental.gluon.language as _language
     from triton.experimental.gluon.language.nvidia.ampere import async_copy as _async_copy
+    from triton.experimental.gluon.language.nvidia.ampere import mbarrier as _mbarrier
 
-    gluon, gl, async_copy = _gluon, _language, _async_copy
+    gluon, gl, async_copy, mbarrier = _gluon, _language, _async_copy, _mbarrier
 else:
     import triton
     import triton.language as tl
@@ -64,6 +66,8 @@ else:
     async_copy = SimpleNamespace(
         async_copy_global_to_shared=_copy, commit_group=_nothing, wait_group=_nothing
     )
+
+    mbarrier = None
 
     class _Language:
         BlockedLayout = SliceLayout = SwizzledSharedLayout = staticmethod(_nothing)

@@ -164,7 +164,8 @@ _REGISTERS = 65536  # of a multiprocessor, on every architecture that there is
 
 def all_registers(warps: int) -> int:
     """The most that threads of a program can have, for where the assembler would spill a few."""
-    return min(255, _REGISTERS // (32 * warps))
+    # They come by eights, but for the last one.
+    return min(255, _REGISTERS // (32 * warps) // 8 * 8)
 
 
 _TYPES = {"i32": (4, "i"), "i64": (8, "q"), "fp64": (8, "d")}
@@ -288,11 +289,12 @@ def _driver() -> _Driver:
     return _Driver()
 
 
-_loaded: dict[Any, tuple[int, int]] = {}
+_loaded: dict[Any, tuple[int, int, int]] = {}
 
 
-def _handle(step: Step, pointer_bytes: int, device: int) -> tuple[int, int]:
-    """The driver's handle of a step's kernel on a device, and its shared memory in bytes."""
+def _handle(step: Step, pointer_bytes: int, device: int) -> tuple[int, int, int]:
+    """The driver's handle of a step's kernel on a device, its shared memory in bytes, and how many
+    threads a program has."""
     key = (_variant(step, pointer_bytes), device)
     found = _loaded.get(key)
     if found is None:
@@ -309,7 +311,8 @@ def _handle(step: Step, pointer_bytes: int, device: int) -> tuple[int, int]:
                 )
             except RuntimeError as error:
                 raise KernelFailure(-1, f"loading {step.kernel} failed: {error}") from error
-            found = _loaded[key] = int(function), int(kernel.metadata.shared)
+            about = kernel.metadata
+            found = _loaded[key] = int(function), int(about.shared), 32 * int(about.num_warps)
     return found
 
 
@@ -355,7 +358,17 @@ def _packed(step: Step) -> _Packed:
 class _Call:
     """One launch whose arguments are ready but for pointers and the stream."""
 
-    __slots__ = ("arguments", "block", "function", "keep", "launch", "pointers", "shared", "stream")
+    __slots__ = (
+        "arguments",
+        "block",
+        "function",
+        "keep",
+        "launch",
+        "pointers",
+        "shared",
+        "stream",
+        "threads",
+    )
 
     def __init__(self, step: Step, packed: _Packed) -> None:
         self.block = array("Q", packed.words)
@@ -371,12 +384,11 @@ class _Call:
         told = (2, 0, 1, 0, 0) if step.together else (4, 0, step.cluster, 1, 1)
         attribute = array("I", (*told, *(0,) * 13))
         # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number.
-        threads, where = 32 * step.warps, attribute.buffer_info()[0]
+        where = attribute.buffer_info()[0]
         number = 1 if step.cluster > 1 or step.together else 0
-        config = bytearray(
-            struct.pack("7I4xQQI4x", step.grid, 1, 1, threads, 1, 1, 0, 0, where, number)
-        )
+        config = bytearray(struct.pack("7I4xQQI4x", step.grid, 1, 1, 0, 1, 1, 0, 0, where, number))
         lent = (ctypes.c_char * len(config)).from_buffer(config)
+        self.threads = ctypes.c_uint.from_buffer(config, 12)
         self.shared = ctypes.c_uint.from_buffer(config, 24)
         self.stream = ctypes.c_void_p.from_buffer(config, 32)
         self.function = ctypes.c_void_p()
@@ -436,7 +448,7 @@ class Launcher:
         self.steps = tuple(steps)
         self.device = device
         self._packed = [_packed(step) for step in self.steps]
-        self._handles: dict[int, list[tuple[int, int]]] = {}
+        self._handles: dict[int, list[tuple[int, int, int]]] = {}
         # Those that no thread uses now; taking and putting back are atomic.
         self._idle: list[Bound] = []
 
@@ -464,7 +476,7 @@ class Launcher:
             for aligned in other._handles.keys() - self._handles.keys():
                 self._load(aligned)
 
-    def _load(self, aligned: int) -> list[tuple[int, int]]:
+    def _load(self, aligned: int) -> list[tuple[int, int, int]]:
         found = [_handle(step, aligned, self.device) for step in self.steps]
         self._handles[aligned] = found
         return found
@@ -490,9 +502,10 @@ class Launcher:
         handles = self._handles.get(aligned)
         if handles is None:
             handles = self._load(aligned)
-        for call, (function, shared) in zip(bound.calls, handles, strict=True):
+        for call, (function, shared, threads) in zip(bound.calls, handles, strict=True):
             call.function.value = function
             call.shared.value = shared
+            call.threads.value = threads
         bound.aligned = aligned
 
 

@@ -252,20 +252,15 @@ class _Rows:
         if by_row[1] or by_row == given or (by_row[0] and by_row[2] and not reduced):
             return None
         programs = table.fill // 2  # one for each processor
+        joiners = 4  # warps, beside those that take states and as many that write gradients
+        met = (0, 2) if not reduced else (1, 2) if op in _COUNTS else (1,)  # see `operands_of`
+        arrays = sum(self.modes[k] in ("t", "c") for k in met)
         r = 1
         if self.columns:
-            r = min(up(self.beside.extent), table.lagged_width // self.item)
+            r = min(up(self.beside.extent), table.held_width // arrays // self.item, 32 * warps)
         # A warp's loads lie along the axis, but for rows side by side.
         least = warps * 512 // self.item // r * (2 if self.product else 1)
         c = min(self.length, room // r)
-        # What takes more registers an element: not compared two at a time, far apart, or the
-        # products of halves with more to find their rows by.
-        alone = self.half and op in _COUNTS and not self.every(r, c)
-        loose = self.columns and not (table.registers or self.every(r, c))
-        nested = self.modes[0] == "r" or len(self.geometry.rows.dims) > 2
-        nested = nested and self.columns and self.product and self.half
-        if alone or loose or nested or not self.geometry.near(r, c):
-            c //= 2
         # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
         while self.half and c // warps > _TERMS:
             c //= 2
@@ -273,12 +268,14 @@ class _Rows:
             c //= 2
         parts = -(-self.n // c)
         units = self.tiles(r) * parts
-        if c < least or not 1 < parts <= programs or units >= 2**31 - 4 * programs:
+        stages = min(8, table.held_bytes // (r * c * self.item * arrays))
+        # All parts of a row have room at the same time, and one more of each program.
+        if c < least or not 1 < parts <= programs * (stages - 1) or units >= 2**31 - 8 * programs:
             return None
-        lanes = 32 * warps // r  # threads that join the states of a row
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
-        heard = min(max(up(parts), lanes), lanes * (4 if wide else 8))
         words = -(-units * r * (8 if wide else 4) // 8)
+        lanes = 32 * joiners // r  # threads that join the states of a row
+        heard = min(max(up(parts), lanes), lanes * (16 if self.product else 32))
         launch = Step(
             kernel="held.held_rows",
             grid=min(programs, units),
@@ -295,14 +292,16 @@ class _Rows:
                 ("C", c),
                 ("K", heard),
                 ("MORE", parts > heard),
-                ("STAGES", table.held_parts),
+                ("STAGES", stages),
                 ("NW", warps),
+                ("JOINERS", joiners),
+                ("REGISTERS", table.held_registers),
                 ("PAIRS", self.paired and self.every(r, c)),
                 ("NEAR", self.geometry.near(r, c)),
                 ("FULL", self.every(r, c)),
             ),
             warps=warps,
-            registers=all_registers(warps),
+            registers=all_registers(-(-(2 * warps + joiners) // 4) * 4),
             alignment=self.alignment,
             aligned=self.aligned,
             together=True,

@@ -62,6 +62,12 @@ class Table:
     """The same where programs that stay keep parts in shared memory (0: never) ..."""
     held_columns: Lines
     """... or rows side by side ..."""
+    held_width: int
+    """... so many bytes of them ..."""
+    held_bytes: int
+    """... with room for so many bytes of parts ..."""
+    held_registers: tuple[int, int]
+    """... and so many registers for threads that write gradients, and that join states."""
     walked_rows: Lines
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
     memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
@@ -222,11 +228,6 @@ def _line_of(lines: Lines, kind: str, element: ElementKind) -> tuple[int, int]:
 
 
 # 64 KiB of all operands together.
-_HELD: Lines = (
-    ("softmax", 16384, 8, 8192, 8),
-    ("log_softmax", 16384, 8, 8192, 8),
-    ("", 32768, 8, 16384, 8),
-)
 _SM_90 = Table(
     fill=264,
     map_bytes=4096,
@@ -261,8 +262,19 @@ _SM_90 = Table(
         ("prod", 0, 4, 0, 4),
         ("", 0, 4, 8192, 4),
     ),
-    held_rows=_HELD,
-    held_columns=_HELD,
+    held_rows=(
+        ("softmax", 8192, 4, 4096, 4),
+        ("log_softmax", 8192, 4, 4096, 4),
+        ("", 16384, 4, 8192, 4),
+    ),
+    held_columns=(
+        ("softmax", 16384, 4, 4096, 4),
+        ("log_softmax", 16384, 4, 4096, 4),
+        ("", 32768, 4, 16384, 4),
+    ),
+    held_width=256,
+    held_bytes=192 << 10,
+    held_registers=(136, 144),
     walked_rows=(
         ("cumsum", 4096, 2, 4096, 2),
         ("cumprod", 2048, 2, 2048, 2),
@@ -299,8 +311,11 @@ _SM_90 = Table(
         ("", 16384, 4, 8192, 4),
     ),
     held_first=(
-        ("held_rows", "prod", 0, 1),
-        ("held_columns", "std", 0, 1),
+        ("held_rows", "prod", 1, 1),
+        ("held_rows", "softmax", 1, 0),
+        ("held_rows", "std", 0, 1),
+        ("held_rows", "var", 0, 1),
+        ("held_columns", "", 1, 1),
     ),
     held_parts=3,
     lag=352,
@@ -441,6 +456,9 @@ _INTERPRETER = Table(
     cluster_columns=(("", 128, 4, 64, 4),),
     held_rows=(("", 0, 4, 0, 4),),
     held_columns=(("", 0, 4, 0, 4),),
+    held_width=128,
+    held_bytes=192 << 10,
+    held_registers=(136, 144),
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,

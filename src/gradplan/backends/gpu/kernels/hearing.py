@@ -38,15 +38,16 @@ def overhearing(bits):
 
 
 @gluon.jit
-def hear(words, heard, EACH: tl.constexpr):
-    """The same when all has been told; a thread asks for so many at once."""
+def hear(words, heard, EACH: tl.constexpr, STEP: tl.constexpr = 0):
+    """The same when all has been told; a thread asks for so many at once, so many bytes apart if
+    that is known."""
     BITS: tl.constexpr = heard.dtype.primitive_bitwidth
     if _INTERPRETED:  # one program after the other: what it waits for is its own
         now = gl.load(words, mask=heard == -1, other=0).to(heard.dtype, bitcast=True)
         return gl.where(heard == -1, now, heard)
     else:
         return gl.inline_asm_elementwise(
-            asking(EACH, BITS),
+            asking(EACH, BITS, STEP),
             asked(EACH, BITS),
             [words.to(gl.int64), heard],
             dtype=heard.dtype,
@@ -56,7 +57,7 @@ def hear(words, heard, EACH: tl.constexpr):
 
 
 @triton.constexpr_function
-def asking(count, bits):
+def asking(count, bits, step):
     """Load again each of `count` words that has not been told, until all have."""
     lines = [".reg .pred again, missing;"]
     lines += [f"mov.b{bits} ${k}, ${2 * count + k};" for k in range(count)]
@@ -65,7 +66,8 @@ def asking(count, bits):
     lines += ["@!again bra heard;"]
     for k in range(count):
         lines += [f"setp.eq.s{bits} missing, ${k}, -1;"]
-        lines += [f"@missing ld.relaxed.gpu.global.b{bits} ${k}, [${count + k}];"]
+        where = f"${count}+{k * step}" if step else f"${count + k}"
+        lines += [f"@missing ld.relaxed.gpu.global.b{bits} ${k}, [{where}];"]
     lines += ["bra ask;", "heard:"]
     return "{ " + " ".join(lines) + " }"
 

@@ -13,9 +13,9 @@ it is asked for. All programs must run at the same time: the launch is a coopera
 import triton
 import triton.language as tl
 
-from ..gluon import async_copy, gl, gluon
+from ..gluon import async_copy, gl, gluon, mbarrier
 from ..launch import interpreted
-from .arithmetic import multiply, plain_parts, power_of_two, reciprocal, rough_reciprocal
+from .arithmetic import multiply, plain_parts, power_of_two
 from .formulas import (
     apply,
     counts,
@@ -23,10 +23,10 @@ from .formulas import (
     hits_of_pairs,
     merge,
     numbers,
-    numbers_needed,
     operands_of,
     plus,
     product_of_others,
+    product_quotients,
     product_state,
     row_scale,
     share_of_pairs,
@@ -75,24 +75,22 @@ def held_rows(
     MORE: tl.constexpr,
     STAGES: tl.constexpr,
     NW: tl.constexpr,
+    JOINERS: tl.constexpr,
+    REGISTERS: tl.constexpr,
     PAIRS: tl.constexpr,
     NEAR: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """`units` parts of R rows by C places; a program has room for STAGES of them, and asks for the
-    states of K parts of a row at a time; MORE says that there are more.
+    states of up to K parts of a row.
 
     `told` are the states [unit, R]; all bits of one that is not told yet are 1. A state is its own
     flag: nobody waits for more than the very numbers that it needs. A product that is no plain
     number is told as NaN, and its parts stand behind all states.
     """
     TILE: tl.constexpr = tile_layout(OUT, ELEMENT, R, NW)
-    HEARD: tl.constexpr = heard_layout(R, K, NW)
     ALONE: tl.constexpr = alone_layout(R, NW, NW)
-    JOIN: tl.constexpr = join_layout(OUT, R, K, NW)
-    ROW: tl.constexpr = gl.SliceLayout(1, JOIN)
     SHARED: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0] if OUT == "t" else [0, 1])
-    KNOWN: tl.constexpr = gl.float64 if KIND == "prod" else gl.float32
     LINE: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     # What elements meet: arrays, or one value a row.
     A: tl.constexpr = met(DY, KIND, "dy")
@@ -102,153 +100,365 @@ def held_rows(
     x_steps = (row_dims, row_x, axis_dims, axis_x)
     y_steps = (row_dims, row_y, axis_dims, axis_y)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
-    kept_dy = room(dy, A, R, C, STAGES, SHARED)
-    kept_x = room(x, B, R, C, STAGES, SHARED)
-    kept_y = room(y, Z, R, C, STAGES, SHARED)
+    S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
+    kept_dy = room(dy, A, R, C // S, STAGES * S, SHARED)
+    kept_x = room(x, B, R, C // S, STAGES * S, SHARED)
+    kept_y = room(y, Z, R, C // S, STAGES * S, SHARED)
     sums = gl.allocate_shared_memory(sum_type(KIND, ELEMENT), [R, NW], SHARED)
-    some = gl.allocate_shared_memory(gl.float64, [R, 32 * NW // R], SHARED)
-    if KIND == "prod":
-        more = gl.allocate_shared_memory(gl.int32, [R, 32 * NW // R], SHARED)
-        powers = gl.allocate_shared_memory(gl.int32, [R, NW], SHARED)
-        far = gl.allocate_shared_memory(gl.int32, [R, NW], SHARED)
-        SMALL: tl.constexpr = NW * run_of(ELEMENT, R)
-    lines = (
-        gl.allocate_shared_memory(gl.float32, [R], LINE),
-        gl.allocate_shared_memory(gl.float32, [R], LINE),
-        gl.allocate_shared_memory(gl.float32, [R], LINE),
-    )
+    powers = gl.allocate_shared_memory(gl.int32, [R, NW], SHARED)
+    far = gl.allocate_shared_memory(gl.int32, [R, NW], SHARED)
+    lines = gl.allocate_shared_memory(gl.float32, [6, R], LINE)  # twice three numbers
     first = gl.program_id(0)
     programs = gl.num_programs(0)
-    for stage in gl.static_range(STAGES - 1):
-        ask_unit(
-            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps,
-            first + stage * programs, units, parts, stage, n, R, C, NEAR, FULL, TILE,
-        )  # fmt: skip
-    at = unit_place(first, parts, row_dims, n, R, C, NEAR, TILE)
-    beside = aside(dy, y, A, Z, at, dy_steps, y_steps, FULL)
     count = (units - first + programs - 1) // programs
-    for i in range(count + 1):
-        # What is known of the former unit's rows arrives while the state of this one is taken.
+    if _INTERPRETED:  # which knows no threads: all of a program's units, one step after the other
+        for i in range(count):
+            unit = first + i * programs
+            ask_unit(
+                dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, unit, units,
+                parts, i, n, R, C, S, NEAR, FULL, TILE,
+            )  # fmt: skip
+            beside = beside_of(
+                dy, y, unit, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE
+            )
+            take_unit(
+                x, told, kept_dy, kept_x, kept_y, sums, powers, far, x_steps, unit, units, parts, i,
+                n, beside, KIND, ELEMENT, X, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE, ALONE,
+            )  # fmt: skip
+        for i in range(count):
+            unit = first + i * programs
+            join_unit(
+                dy, y, told, lines, dy_steps, y_steps, unit, units, parts, 0, p, q, KIND, TIES,
+                ELEMENT, DY, Y, R, K, MORE, JOINERS, FULL,
+            )  # fmt: skip
+            beside = beside_of(
+                dy, y, unit, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE
+            )
+            give_unit(
+                dy, x, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, out_steps, unit,
+                units, parts, i, n, beside, known_rows(lines, 0, TILE), KIND, TIES, ELEMENT, DY, X,
+                OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+            )  # fmt: skip
+    else:
+        arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        taken = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(arrived.index(stage), 32 * NW)
+            mbarrier.init(taken.index(stage), 1)
+        known = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        used = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for half in gl.static_range(2):
+            mbarrier.init(known.index(half), 1)
+            mbarrier.init(used.index(half), 1)
+        gl.warp_specialize(
+            [
+                (
+                    taking,
+                    (
+                        dy, x, y, told, kept_dy, kept_x, kept_y, sums, powers, far, arrived, taken,
+                        dy_steps, x_steps, y_steps, first, programs, count, units, parts, n, KIND,
+                        ELEMENT, X, A, B, Z, R, C, STAGES, NW, PAIRS, NEAR, FULL, TILE, ALONE,
+                    ),
+                ),
+                (
+                    giving,
+                    (
+                        dy, x, y, out, told, kept_dy, kept_x, kept_y, lines, arrived, taken, known,
+                        used, dy_steps, x_steps, y_steps, out_steps, first, programs, count, units,
+                        parts, n, KIND, TIES, ELEMENT, DY, X, OUT, A, B, Z, R, C, STAGES, NW,
+                        PAIRS, NEAR, FULL, TILE,
+                    ),
+                ),
+                (
+                    joining,
+                    (
+                        dy, y, told, lines, known, used, dy_steps, y_steps, first, programs, count,
+                        units, parts, p, q, KIND, TIES, ELEMENT, DY, Y, R, K, MORE, JOINERS, FULL,
+                    ),
+                ),
+            ],
+            [NW, JOINERS],
+            [REGISTERS[0], REGISTERS[1]],
+        )  # fmt: skip
+
+
+@gluon.jit
+def taking(
+    dy, x, y, told, kept_dy, kept_x, kept_y, sums, powers, far, arrived, taken, dy_steps, x_steps,
+    y_steps, first, programs, count, units, parts, n, KIND: tl.constexpr, ELEMENT: tl.constexpr,
+    X: tl.constexpr, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, STAGES: tl.constexpr, NW: tl.constexpr, PAIRS: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, ALONE: tl.constexpr,
+):  # fmt: skip
+    """Take and tell the states of all units of a program."""
+    beside = beside_of(dy, y, first, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE)
+    stage = 0
+    phase = 0
+    for i in range(count):
         unit = first + i * programs
-        freed = (i + STAGES - 1) % STAGES
-        former = gl.maximum(unit - programs, 0)
-        at = unit_place(former, parts, row_dims, n, R, C, NEAR, TILE)
-        before = aside(dy, y, A, Z, at, dy_steps, y_steps, FULL)
-        words, needed = words_of(told, former, 0, parts, R, K, HEARD)
-        heard = overheard(words, needed, word_bits(KIND, ELEMENT))
-        dy_row = of_rows(dy, DY, former // parts, dy_steps, R, FULL, ROW, KNOWN)
-        y_row = of_rows(y, Y, former // parts, y_steps, R, FULL, ROW, KNOWN)
         later = gl.minimum(unit + programs, units - 1)
-        then = unit_place(later, parts, row_dims, n, R, C, NEAR, TILE)
-        after = aside(dy, y, A, Z, then, dy_steps, y_steps, FULL)
-        if i < count:
-            async_copy.wait_group(STAGES - 2)
-            lane = gl.arange(0, R, gl.SliceLayout(1, ALONE))
-            target = told + unit.to(gl.int64) * R + lane
-            if KIND == "prod":
-                m, e, distant = held_products(
-                    kept_x, X, i % STAGES, unit, parts, row_dims, n, ELEMENT, R, C, NW, NEAR, FULL,
-                    TILE, 0,
-                )  # fmt: skip
-                m2, e2, distant2 = held_products(
-                    kept_x, X, i % STAGES, unit, parts, row_dims, n, ELEMENT, R, C, NW, NEAR, FULL,
-                    TILE, C // 2,
-                )  # fmt: skip
-                m, e, distant = m * m2, e + e2, distant | distant2
-                sums.store(m)
-                powers.store(e)
-                far.store(distant)
-                m, e = plain_parts(gl.reduce(sums.load(ALONE), 1, multiply))
-                e += gl.sum(powers.load(ALONE), 1)
-                # 2 where some factor is far from 1, 1 where only their product is.
-                odd = 2 * gl.max(far.load(ALONE), 1) | (gl.abs(e) > 900).to(gl.int32)
-                odd = gl.max(odd, 0)
-                if odd == 0:
-                    tell(target, m * power_of_two(e), R, KIND, ELEMENT)
-                else:
-                    t0, t1, t2 = m, e.to(gl.float64), m * 0.0
-                    if odd > 1:
-                        t0, t1, t2 = careful_product(
-                            x, X, x_steps, unit, parts, row_dims, n, ELEMENT, R, C, SMALL, NEAR,
-                            TILE, ALONE,
-                        )  # fmt: skip
-                    tell_parts(target, units, t0, t1, t2, R, KIND, ELEMENT)
-            else:
-                a = loaded(kept_dy, A, i % STAGES, beside, TILE)
-                b = loaded(kept_x, B, i % STAGES, beside, TILE)
-                c = loaded(kept_y, Z, i % STAGES, beside, TILE)
-                if PAIRS:
-                    values = hits_of_pairs(b, c, ELEMENT, R, C)
-                else:
-                    a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
-                    values = tl.broadcast_to(term(KIND, ELEMENT, a, b, c), (R, C))
-                    if not FULL:
-                        now = unit_place(unit, parts, row_dims, n, R, C, NEAR, TILE)
-                        values = gl.where(now[3][:, None] & now[4][None, :], values, 0)
-                sums.store(warp_sums(values, ELEMENT, R, C, NW))
-                state = gl.sum(sums.load(ALONE).to(gl.float64), 1)
-                tell(target, -state if PAIRS else state, R, KIND, ELEMENT)
-        if i > 0:
-            if KIND == "prod":
-                s0, s1, s2 = joined_products(
-                    told, words, needed, heard, former, parts, some, more, KIND, ELEMENT, OUT, R, K,
-                    NW, MORE, HEARD, JOIN,
-                )  # fmt: skip
-            else:
-                s0 = joined(
-                    told, words, heard, former, parts, some, KIND, ELEMENT, OUT, R, K, NW, MORE,
-                    HEARD, JOIN,
-                )  # fmt: skip
-                s1 = s0
-                s2 = s0
-            k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2)
-            if KIND == "prod":
-                plain = gl.min(k2, 0) != 0.0
-                if not plain:
-                    s0, s1, s2 = heard_parts(
-                        told, former, parts, units, KIND, ELEMENT, R, K, HEARD, ROW
-                    )
-                    k0, k1, k2 = numbers(
-                        KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2
-                    )
-                    plain = gl.min(k2, 0) != 0.0
-            k0 = spread(k0, lines[0], OUT, TILE)
-            if numbers_needed(KIND) > 1:
-                k1 = spread(k1, lines[1], OUT, TILE)
-            if numbers_needed(KIND) > 2:
-                k2 = spread(k2, lines[2], OUT, TILE)
-            if KIND == "prod":
-                if plain:
-                    for half in gl.static_range(2):
-                        b = kept_x.index(freed).slice(half * (C // 2), C // 2, 1).load(TILE)
-                        value = product_shares(widened(b, B, False), k0, k1, ELEMENT)
-                        begin = (former % parts).to(n.dtype) * C + half * (C // 2)
-                        here = part_place(
-                            former // parts, begin, row_dims, n, R, C // 2, NEAR, TILE
-                        )
-                        put(out, OUT, value, here, out_steps, R, C // 2, FULL)
-                else:
-                    careful_shares(
-                        dy, x, out, DY, X, OUT, dy_steps, x_steps, out_steps, former, parts,
-                        row_dims, n, s0, s1, s2, ELEMENT, R, C, SMALL, NEAR, TILE,
-                    )  # fmt: skip
-            else:
-                a = loaded(kept_dy, A, freed, before, TILE)
-                b = loaded(kept_x, B, freed, before, TILE)
-                c = loaded(kept_y, Z, freed, before, TILE)
-                if PAIRS:
-                    hits = hits_of_pairs(b, c, ELEMENT, R, C)
-                    value = share_of_pairs(hits, k0, ELEMENT, R, C)
-                    gl.store(place(out, OUT, at, out_steps), value)
-                else:
-                    a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
-                    value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
-                    put(out, OUT, value, at, out_steps, R, C, FULL)
+        after = beside_of(dy, y, later, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE)
+        mbarrier.wait(arrived.index(stage), phase)
+        take_unit(
+            x, told, kept_dy, kept_x, kept_y, sums, powers, far, x_steps, unit, units, parts, stage,
+            n, beside, KIND, ELEMENT, X, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE, ALONE,
+        )  # fmt: skip
+        mbarrier.arrive(taken.index(stage))
+        beside = after
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def giving(
+    dy, x, y, out, told, kept_dy, kept_x, kept_y, lines, arrived, taken, known, used, dy_steps,
+    x_steps, y_steps, out_steps, first, programs, count, units, parts, n, KIND: tl.constexpr,
+    TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr,
+    OUT: tl.constexpr, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, STAGES: tl.constexpr, NW: tl.constexpr, PAIRS: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Ask for all units of a program, and write their gradients when their rows are known."""
+    S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
+    for ahead in gl.static_range(STAGES):
         ask_unit(
             dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps,
-            unit + (STAGES - 1) * programs, units, parts, freed, n, R, C, NEAR, FULL, TILE,
+            first + ahead * programs, units, parts, ahead, n, R, C, S, NEAR, FULL, TILE,
         )  # fmt: skip
+        async_copy.mbarrier_arrive(arrived.index(ahead), increment_count=False)
+    beside = beside_of(dy, y, first, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE)
+    stage = 0
+    phase = 0
+    for i in range(count):
+        unit = first + i * programs
+        later = gl.minimum(unit + programs, units - 1)
+        after = beside_of(dy, y, later, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE)
+        mbarrier.wait(arrived.index(stage), phase)
+        mbarrier.wait(known.index(i & 1), (i >> 1) & 1)
+        give_unit(
+            dy, x, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, out_steps, unit, units,
+            parts, stage, n, beside, known_rows(lines, i & 1, TILE), KIND, TIES, ELEMENT, DY, X,
+            OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+        )  # fmt: skip
+        mbarrier.wait(taken.index(stage), phase)
+        gl.thread_barrier()  # all have loaded
+        mbarrier.arrive(used.index(i & 1))
+        ask_unit(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps,
+            unit + STAGES * programs, units, parts, stage, n, R, C, S, NEAR, FULL, TILE,
+        )  # fmt: skip
+        async_copy.mbarrier_arrive(arrived.index(stage), increment_count=False)
         beside = after
+        stage += 1
+        if stage == STAGES:
+            stage = 0
+            phase ^= 1
+
+
+@gluon.jit
+def joining(
+    dy, y, told, lines, known, used, dy_steps, y_steps, first, programs, count, units, parts, p, q,
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
+    Y: tl.constexpr, R: tl.constexpr, K: tl.constexpr, MORE: tl.constexpr, JOINERS: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """Join what the parts of rows have told, for all units of a program."""
+    for i in range(count):
+        if i > 1:
+            mbarrier.wait(used.index(i & 1), ((i >> 1) & 1) ^ 1)
+        join_unit(
+            dy, y, told, lines, dy_steps, y_steps, first + i * programs, units, parts, i & 1, p, q,
+            KIND, TIES, ELEMENT, DY, Y, R, K, MORE, JOINERS, FULL,
+        )  # fmt: skip
+        gl.thread_barrier()  # all have stored
+        mbarrier.arrive(known.index(i & 1))
+
+
+@gluon.jit
+def join_unit(
+    dy, y, told, lines, dy_steps, y_steps, unit, units, parts, half, p, q, KIND: tl.constexpr,
+    TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr, Y: tl.constexpr, R: tl.constexpr,
+    K: tl.constexpr, MORE: tl.constexpr, JOINERS: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """The numbers of a unit's rows, from the states of their parts, in an order that depends on
+    their number alone."""
+    HEARD: tl.constexpr = heard_layout(R, K, JOINERS)
+    ROW: tl.constexpr = gl.SliceLayout(1, HEARD)
+    TYPE: tl.constexpr = gl.float64 if KIND == "prod" else gl.float32
+    tile = unit // parts
+    dy_row = of_rows(dy, DY, tile, dy_steps, R, FULL, ROW, TYPE)
+    y_row = of_rows(y, Y, tile, y_steps, R, FULL, ROW, TYPE)
+    s0, s1, s2 = joined(told, tile, 0, parts, KIND, ELEMENT, R, K, JOINERS, HEARD)
+    if MORE:
+        for part in range(K, parts, K):
+            t0, t1, t2 = joined(told, tile, part, parts, KIND, ELEMENT, R, K, JOINERS, HEARD)
+            if KIND == "prod":
+                s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
+            else:
+                s0 += t0
+    k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2)
+    if KIND == "prod":
+        if gl.min(k2, 0) == 0.0:
+            s0, s1, s2 = heard_parts(told, unit, parts, units, ELEMENT, R, JOINERS)
+            s0, s1 = gl.convert_layout(s0, ROW), gl.convert_layout(s1, ROW)
+            s2 = gl.convert_layout(s2, ROW)
+            k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2)
+    lines.index(3 * half).store(k0)
+    lines.index(3 * half + 1).store(k1)
+    lines.index(3 * half + 2).store(k2)
+
+
+@gluon.jit
+def known_rows(lines, half, TILE: tl.constexpr):
+    """The numbers of rows, for whoever has elements of them."""
+    ROWS: tl.constexpr = gl.SliceLayout(1, TILE)
+    k0, k1 = lines.index(3 * half).load(ROWS), lines.index(3 * half + 1).load(ROWS)
+    return k0, k1, lines.index(3 * half + 2).load(ROWS)
+
+
+@gluon.jit
+def beside_of(
+    dy, y, unit, parts, dy_steps, y_steps, n, A: tl.constexpr, Z: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """What elements of a unit meet of one value a row."""
+    at = unit_place(unit, parts, dy_steps[0], n, R, C, NEAR, TILE)
+    return aside(dy, y, A, Z, at, dy_steps, y_steps, FULL)
+
+
+@gluon.jit
+def take_unit(
+    x, told, kept_dy, kept_x, kept_y, sums, powers, far, x_steps, unit, units, parts, stage, n,
+    beside, KIND: tl.constexpr, ELEMENT: tl.constexpr, X: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    NW: tl.constexpr, PAIRS: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
+    TILE: tl.constexpr, ALONE: tl.constexpr,
+):  # fmt: skip
+    """Take and tell the state of a unit."""
+    S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
+    Q: tl.constexpr = run_of(ELEMENT, R)
+    row_dims = x_steps[0]
+    lane = gl.arange(0, R, gl.SliceLayout(1, ALONE))
+    target = told + unit.to(gl.int64) * R + lane
+    if KIND == "prod":
+        m, e, distant = unit_products(
+            kept_x, X, stage, unit, parts, row_dims, n, ELEMENT, R, C, NW, NEAR, FULL, TILE, S
+        )
+        sums.store(m)
+        powers.store(e)
+        far.store(distant)
+        m, e = plain_parts(gl.reduce(sums.load(ALONE), 1, multiply))
+        e += gl.sum(powers.load(ALONE), 1)
+        # 2 where some factor is far from 1, 1 where only their product is.
+        odd = 2 * gl.max(far.load(ALONE), 1) | (gl.abs(e) > 900).to(gl.int32)
+        odd = gl.max(odd, 0)
+        if odd == 0:
+            tell(target, m * power_of_two(e), R, KIND, ELEMENT)
+        else:
+            t0, t1, t2 = m, e.to(gl.float64), m * 0.0
+            if odd > 1:
+                t0, t1, t2 = careful_product(
+                    x, X, x_steps, unit, parts, n, ELEMENT, R, C, NW, NEAR, ALONE
+                )
+            tell_parts(target, units, t0, t1, t2, R, KIND, ELEMENT)
+    else:
+        for k in gl.static_range(S):
+            a = loaded(kept_dy, A, stage, beside, k, S, TILE)
+            b = loaded(kept_x, B, stage, beside, k, S, TILE)
+            c = loaded(kept_y, Z, stage, beside, k, S, TILE)
+            if PAIRS:
+                values = hits_of_pairs(b, c, ELEMENT, R, C // S)
+            else:
+                a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
+                values = tl.broadcast_to(term(KIND, ELEMENT, a, b, c), (R, C // S))
+                if not FULL:
+                    now = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+                    values = gl.where(now[3][:, None] & now[4][None, :], values, 0)
+            added = gl.reduce(gl.reshape(values, (R, C // (S * NW * Q), NW, Q)), 1, plus)
+            if k == 0:
+                total = added
+            else:
+                total += added
+        sums.store(gl.sum(total.to(gl.int32) if PAIRS else total, 2))
+        state = gl.sum(sums.load(ALONE).to(gl.float64), 1)
+        tell(target, -state if PAIRS else state, R, KIND, ELEMENT)
+
+
+@gluon.jit
+def give_unit(
+    dy, x, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, out_steps, unit, units, parts,
+    stage, n, beside, rows, KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr,
+    DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
+    Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr, PAIRS: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of a unit, from the numbers of its rows."""
+    if KIND == "prod":
+        usual = gl.min(rows[2], 0) != 0.0
+        if usual:
+            map_unit(
+                out, kept_dy, kept_x, kept_y, out_steps, unit, parts, stage, n, beside, rows, KIND,
+                TIES, ELEMENT, OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+            )  # fmt: skip
+        else:
+            careful_shares(
+                dy, x, out, told, DY, X, OUT, dy_steps, x_steps, out_steps, unit, units, parts, n,
+                ELEMENT, R, C, NW, NEAR,
+            )  # fmt: skip
+    else:
+        map_unit(
+            out, kept_dy, kept_x, kept_y, out_steps, unit, parts, stage, n, beside, rows, KIND,
+            TIES, ELEMENT, OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+        )  # fmt: skip
+
+
+@gluon.jit
+def map_unit(
+    out, kept_dy, kept_x, kept_y, out_steps, unit, parts, stage, n, beside, rows,
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, OUT: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    NW: tl.constexpr, PAIRS: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """The same where these numbers are enough."""
+    S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
+    k0, k1, k2 = rows
+    row_dims = out_steps[0]
+    if KIND == "prod":
+        for k in range(S // 2):
+            a = factors(kept_x, B, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
+            b = factors(
+                kept_x, B, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S
+            )
+            da, db = product_quotients(ELEMENT, k0, k1, a, b)
+            at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+            put(out, OUT, da, at, out_steps, R, C // S, FULL)
+            at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k + S // 2, S)
+            put(out, OUT, db, at, out_steps, R, C // S, FULL)
+    else:
+        for k in range(S):
+            at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+            a = loaded(kept_dy, A, stage, beside, k, S, TILE)
+            b = loaded(kept_x, B, stage, beside, k, S, TILE)
+            c = loaded(kept_y, Z, stage, beside, k, S, TILE)
+            if PAIRS:
+                hits = hits_of_pairs(b, c, ELEMENT, R, C // S)
+                value = share_of_pairs(hits, k0, ELEMENT, R, C // S)
+                gl.store(place(out, OUT, at, out_steps), value)
+            else:
+                a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
+                value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
+                put(out, OUT, value, at, out_steps, R, C // S, FULL)
+
+
+@triton.constexpr_function
+def slices(kind, element, r, c, warps, pairs):
+    """In how many slices a part is worked on: so many elements a thread at a time."""
+    most = 64 if pairs else 16 if kind == "prod" else 32
+    found = max(1, min(c // (warps * run_of(element, r)), r * c // (32 * warps * most)))
+    return max(2, found) if kind == "prod" else found
 
 
 @triton.constexpr_function
@@ -270,16 +480,10 @@ def alone_layout(r, count, warps):
 @triton.constexpr_function
 def heard_layout(r, k, warps):
     """States of the parts of rows [R, K], each told to one thread; neighbouring threads have
-    neighbouring rows."""
-    across, over = min(r, 32), max(1, r // 32)
-    some = k // (32 * warps // r)
+    neighbouring rows, a thread some parts one after the other."""
+    across, over = min(r, 32), max(1, min(r // 32, warps))
+    some = max(1, k // (32 * warps // (across * over)))
     return gl.BlockedLayout([1, some], [across, 32 // across], [over, warps // over], [0, 1])
-
-
-@triton.constexpr_function
-def join_layout(out, r, k, warps):
-    """Of rows side by side [R, lanes]: what the threads of a row have joined."""
-    return heard_layout(r, k, warps) if out == "t" else alone_layout(r, 32 * warps // r, warps)
 
 
 @triton.constexpr_function
@@ -331,6 +535,14 @@ def unit_place(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR:
 
 
 @gluon.jit
+def slice_place(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
+                TILE: tl.constexpr, k, S: tl.constexpr):  # fmt: skip
+    """The same of the k-th of S slices of it."""
+    begin = (unit % parts).to(n.dtype) * C + k * (C // S)
+    return part_place(unit // parts, begin, row_dims, n, R, C // S, NEAR, TILE)
+
+
+@gluon.jit
 def part_place(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
            TILE: tl.constexpr):  # fmt: skip
     """The same of C places from `begin` on."""
@@ -349,15 +561,15 @@ def part_place(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR:
 def ask_unit(
     dy, x, y, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, kept_dy, kept_x, kept_y, dy_steps,
     x_steps, y_steps, unit, units, parts, stage, n, R: tl.constexpr, C: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+    S: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Ask for a unit's part of all arrays, if there is that unit."""
+    """Ask for a unit's part of all arrays, slice by slice, if there is that unit."""
     if unit < units:
-        at = unit_place(unit, parts, dy_steps[0], n, R, C, NEAR, TILE)
-        ask(dy, A, kept_dy, stage, at, dy_steps, FULL)
-        ask(x, B, kept_x, stage, at, x_steps, FULL)
-        ask(y, Z, kept_y, stage, at, y_steps, FULL)
-    async_copy.commit_group()
+        for k in range(S):
+            at = slice_place(unit, parts, dy_steps[0], n, R, C, NEAR, TILE, k, S)
+            ask(dy, A, kept_dy, stage * S + k, at, dy_steps, FULL)
+            ask(x, B, kept_x, stage * S + k, at, x_steps, FULL)
+            ask(y, Z, kept_y, stage * S + k, at, y_steps, FULL)
 
 
 @gluon.jit
@@ -384,10 +596,12 @@ def aside(dy, y, A: tl.constexpr, Z: tl.constexpr, at, dy_steps, y_steps, FULL: 
 
 
 @gluon.jit
-def loaded(kept, MODE: tl.constexpr, stage, beside, TILE: tl.constexpr):
-    """An operand's part as it is stored: [R, C], or [R, 1]."""
+def loaded(
+    kept, MODE: tl.constexpr, stage, beside, k, S: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """The k-th of S slices of an operand's part as it is stored, or [R, 1]."""
     if MODE == "t" or MODE == "c":
-        return kept.index(stage).load(TILE)
+        return kept.index(stage * S + k).load(TILE)
     elif by_row(MODE):
         return beside
     else:
@@ -395,8 +609,10 @@ def loaded(kept, MODE: tl.constexpr, stage, beside, TILE: tl.constexpr):
 
 
 @gluon.jit
-def of_rows(pointer, MODE: tl.constexpr, tile, steps, R: tl.constexpr, FULL: tl.constexpr,
-            ROW: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+def of_rows(
+    pointer, MODE: tl.constexpr, tile, steps, R: tl.constexpr, FULL: tl.constexpr,
+    ROW: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
     """One value a row, [R], for `numbers`."""
     if by_row(MODE):
         outer, row = tile_row(tile, steps[0], R)
@@ -418,98 +634,108 @@ def run_of(element, r):
 
 
 @gluon.jit
-def warp_sums(values, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr):
-    """Sums [R, NW] of what each warp has of each row of a part [R, C]."""
-    Q: tl.constexpr = run_of(ELEMENT, R)
-    values = gl.reshape(values, (R, C // (NW * Q), NW, Q))
-    if values.dtype == gl.int16:  # of pairs
-        return gl.sum(gl.reduce(values, 1, plus).to(gl.int32), 2)
-    else:
-        return gl.sum(gl.sum(values, 1), 2)
-
-
-@gluon.jit
-def held_products(
+def unit_products(
     kept, X: tl.constexpr, stage, unit, parts, row_dims, n, ELEMENT: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
-    SKIP: tl.constexpr,
+    S: tl.constexpr,
 ):  # fmt: skip
-    """The products of half a part, from SKIP on: of a whole one would take too many registers."""
-    x = widened(kept.index(stage).slice(SKIP, C // 2, 1).load(TILE), X, False)
-    if not FULL:
-        begin = (unit % parts).to(n.dtype) * C + SKIP
-        at = part_place(unit // parts, begin, row_dims, n, R, C // 2, NEAR, TILE)
-        x = gl.where(at[3][:, None] & at[4][None, :], x, 1.0)
-    return warp_products(x, ELEMENT, R, C // 2, NW)
+    """Products [R, NW] of what each warp has of each row of a part, as significands and exponents,
+    and whether some factor is so far from 1 that they or its reciprocal need not be right.
 
-
-@gluon.jit
-def warp_products(x, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr):
-    """Products [R, NW], as significands and exponents, and whether some factor is so far from 1
-    that they or its reciprocal need not be right."""
+    Two slices are multiplied element by element, which is exact: of halves in f32, of f32 in f64.
+    """
+    LOW: tl.constexpr = 100 if ELEMENT == "f32" else 120
     Q: tl.constexpr = run_of(ELEMENT, R)
-    P: tl.constexpr = C // (NW * Q)
-    LOW: tl.constexpr = 100 if ELEMENT == "f32" else 60
-    MANY: tl.constexpr = 8 if ELEMENT == "f32" else 16  # within f64 whatever they are
-    G: tl.constexpr = MANY if MANY < P else P
-    distant = gl.reshape(distance(x, LOW), (R, P, NW, Q))
-    distant = gl.max(gl.max(distant, 1), 2) >= (2 * LOW << 24)
-    if ELEMENT == "f32" or G < 2:
-        few = gl.reshape(x, (R, P // G, G, NW, Q)).to(gl.float64)
-    else:
-        few = gl.reshape(x, (R, P // G, G // 2, 2, NW, Q))
-        few = gl.reduce(few, 3, multiply).to(gl.float64)  # exact
-    m, e = plain_parts(gl.reduce(few, 2, multiply))
-    m, e = gl.reduce((m, e), 1, times_few_parts)
+    P: tl.constexpr = C // (S * NW * Q)
+    # So many products of two stay within f64 whatever they are.
+    MANY: tl.constexpr = max(1, (4 if ELEMENT == "f32" else 8) // P)
+    for k in gl.static_range(S // 2):
+        a = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
+        b = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S)
+        if ELEMENT == "f32":
+            pairs = a.to(gl.float64) * b.to(gl.float64)
+            beyond = gl.maximum(distance(a, LOW), distance(b, LOW))
+        else:
+            pairs = a * b
+            beyond = distance(pairs, LOW)
+            pairs = pairs.to(gl.float64)
+        now = gl.reduce(gl.reshape(pairs, (R, P, NW, Q)), 1, multiply)
+        beyond = gl.max(gl.reshape(beyond, (R, P, NW, Q)), 1)
+        if k == 0:
+            distant = beyond
+        else:
+            distant = gl.maximum(distant, beyond)
+        if k % MANY == 0:
+            some = now
+        else:
+            some *= now
+        if k % MANY == MANY - 1 or k == S // 2 - 1:
+            m2, e2 = plain_parts(some)
+            if k < MANY:
+                m, e = m2, e2
+            else:
+                m, e = m * m2, e + e2
     m, e = gl.reduce((m, e), 2, times_few_parts)
     m, more = plain_parts(m)
-    return m, e + more, distant.to(gl.int32)
+    return m, e + more, (gl.max(distant, 2) >= (2 * LOW << 24)).to(gl.int32)
 
 
 @gluon.jit
-def product_shares(x, share, scale, ELEMENT: tl.constexpr):
-    """share · scale² / x."""
-    each = reciprocal(x) if ELEMENT == "f32" else rough_reciprocal(x)
-    return share[:, None] * each * scale[:, None] * scale[:, None]
+def factors(
+    kept, X: tl.constexpr, stage, unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, k, S: tl.constexpr,
+):  # fmt: skip
+    """A slice of a part, 1 where there is no element."""
+    x = widened(kept.index(stage * S + k).load(TILE), X, False)
+    if not FULL:
+        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        x = gl.where(at[3][:, None] & at[4][None, :], x, 1.0)
+    return x
+
+
+@triton.constexpr_function
+def careful_layout(r, warps):
+    """One element a thread, [R, 32 · warps / R]: what is careful takes many registers."""
+    across, over = min(r, 32), max(1, r // 32)
+    return gl.BlockedLayout([1, 1], [across, 32 // across], [over, warps // over], [0, 1])
 
 
 @gluon.jit
 def careful_product(
-    x, X: tl.constexpr, steps, unit, parts, row_dims, n, ELEMENT: tl.constexpr, R: tl.constexpr,
-    C: tl.constexpr, H: tl.constexpr, NEAR: tl.constexpr, TILE: tl.constexpr, ALONE: tl.constexpr,
+    x, X: tl.constexpr, steps, unit, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """The state of a unit with zeros, infinities, NaNs or extreme exponents, in small steps: x is
     read again, so that the usual way keeps its registers."""
-    s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, TILE))
+    LAYOUT: tl.constexpr = careful_layout(R, NW)
+    H: tl.constexpr = 32 * NW // R
+    s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, LAYOUT))
     s1 = s0 * 0.0
     s2 = s0 * 0.0
     for step in range(0, C // H):
         begin = (unit % parts).to(n.dtype) * C + step * H
-        at = part_place(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
+        at = part_place(unit // parts, begin, steps[0], n, R, H, NEAR, LAYOUT)
         b = fetch(x, X, at, steps, 1.0, False, False)
         t0, t1, t2 = product_state(ELEMENT, b, at[4][None, :], R, H)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
-    return in_layout(s0, s1, s2, gl.SliceLayout(1, ALONE))
-
-
-@gluon.jit
-def in_layout(s0, s1, s2, ROWS: tl.constexpr):
-    """The same for other threads."""
+    ROWS: tl.constexpr = gl.SliceLayout(1, ALONE)
     s0, s1 = gl.convert_layout(s0, ROWS), gl.convert_layout(s1, ROWS)
     return s0, s1, gl.convert_layout(s2, ROWS)
 
 
 @gluon.jit
 def careful_shares(
-    dy, x, out, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, dy_steps, x_steps, out_steps,
-    unit, parts, row_dims, n, s0, s1, s2, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    H: tl.constexpr, NEAR: tl.constexpr, TILE: tl.constexpr,
+    dy, x, out, told, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, dy_steps, x_steps,
+    out_steps, unit, units, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    NW: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a unit whose rows have such factors."""
-    s0, s1, s2 = in_layout(s0, s1, s2, gl.SliceLayout(1, TILE))
+    LAYOUT: tl.constexpr = careful_layout(R, NW)
+    H: tl.constexpr = 32 * NW // R
+    s0, s1, s2 = heard_parts(told, unit, parts, units, ELEMENT, R, NW)
     for step in range(0, C // H):
         begin = (unit % parts).to(n.dtype) * C + step * H
-        at = part_place(unit // parts, begin, row_dims, n, R, H, NEAR, TILE)
+        at = part_place(unit // parts, begin, x_steps[0], n, R, H, NEAR, LAYOUT)
         b = fetch(x, X, at, x_steps, 1.0, False, False)
         given = fetch(dy, DY, at, dy_steps, 0.0, True, False)
         value = product_of_others(ELEMENT, s0, s1, s2, given, b)
@@ -517,11 +743,11 @@ def careful_shares(
 
 
 @gluon.jit
-def words_of(told, unit, first, parts, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr):
-    """Where the states of a unit's rows are told, [R, K], from a first part on, and which are."""
+def words_of(told, tile, part, parts, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr):
+    """Where the states of a tile's rows are told, [R, K], from a part on, and which are."""
     lane = gl.arange(0, R, gl.SliceLayout(1, HEARD))[:, None]
-    one = first + gl.arange(0, K, gl.SliceLayout(0, HEARD))[None, :]
-    words = told + (unit // parts * parts).to(gl.int64) * R + (lane + one * R)
+    one = part + gl.arange(0, K, gl.SliceLayout(0, HEARD))[None, :]
+    words = told + tile.to(gl.int64) * parts * R + (lane + one * R)
     return words, (one < parts).to(gl.int32) + lane * 0
 
 
@@ -561,19 +787,18 @@ def tell_parts(
 
 
 @gluon.jit
-def heard_parts(
-    told, unit, parts, units, KIND: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr,
-    K: tl.constexpr, HEARD: tl.constexpr, ROW: tl.constexpr,
-):  # fmt: skip
+def heard_parts(told, unit, parts, units, ELEMENT: tl.constexpr, R: tl.constexpr, NW: tl.constexpr):
     """Products of rows some of whose parts were told so, [R]: significand, exponent, and what is
     odd about them. All have been heard before."""
+    HEARD: tl.constexpr = careful_layout(R, NW)
+    K: tl.constexpr = 32 * NW // R
     total = units.to(gl.int64) * R
     s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, HEARD))
     s1 = s0 * 0.0
     s2 = s0 * 0.0
     for first in range(0, parts, K):
-        words, needed = words_of(told, unit, first, parts, R, K, HEARD)
-        t0 = overheard(words, needed, word_bits(KIND, ELEMENT)).to(gl.float64, bitcast=True)
+        words, needed = words_of(told, unit // parts, first, parts, R, K, HEARD)
+        t0 = overheard(words, needed, 64).to(gl.float64, bitcast=True)
         fence(t0)
         odd = (t0 != t0) & (needed != 0)
         m, e = plain_parts(gl.where(needed != 0, t0, 1.0))
@@ -583,7 +808,7 @@ def heard_parts(
         t2 = gl.load(words + 3 * total, mask=odd, other=0.0, cache_modifier=".cg")
         t0, t1, t2 = gl.reduce((t0, t1, t2), 1, merge)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
-    return in_layout(s0, s1, s2, ROW)
+    return s0, s1, s2
 
 
 @gluon.jit
@@ -607,33 +832,6 @@ def telling(r, bits):
 
 
 @gluon.jit
-def joined(
-    told, words, heard, unit, parts, some, KIND: tl.constexpr, ELEMENT: tl.constexpr,
-    OUT: tl.constexpr, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr,
-    MORE: tl.constexpr, HEARD: tl.constexpr, JOIN: tl.constexpr,
-):  # fmt: skip
-    """The states of rows, f64 [R], from those of their parts, in an order that depends on their
-    number alone."""
-    state = gl.sum(by_lanes(numbers_of(hear(words, heard, R * K // (32 * NW))), R, K, NW), 2)
-    if MORE:
-        for first in range(K, parts, K):
-            later, needed = words_of(told, unit, first, parts, R, K, HEARD)
-            others = numbers_of(
-                hear(later, overheard(later, needed, word_bits(KIND, ELEMENT)), R * K // (32 * NW))
-            )
-            state += gl.sum(by_lanes(others, R, K, NW), 2)
-    if OUT == "t":
-        state = gl.convert_layout(gl.sum(state, 1), gl.SliceLayout(1, JOIN))
-    else:
-        some.store(state)
-        state = gl.sum(some.load(JOIN), 1)
-    if counts(KIND) or ELEMENT == "f32":
-        return state
-    else:
-        return state * (row_scale(ELEMENT) * word_scale(KIND, ELEMENT))
-
-
-@gluon.jit
 def numbers_of(heard):
     """What was told, as f64."""
     if heard.dtype == gl.int64:
@@ -643,58 +841,26 @@ def numbers_of(heard):
 
 
 @gluon.jit
-def by_lanes(values, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
-    """[R, K] as what each of the threads of a row has."""
-    LANES: tl.constexpr = 32 * NW // R
-    return gl.reshape(values, (R, LANES, K // LANES))
-
-
-@gluon.jit
-def joined_products(
-    told, words, needed, heard, unit, parts, some, more, KIND: tl.constexpr,
-    ELEMENT: tl.constexpr, OUT: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
-    NW: tl.constexpr, MORE: tl.constexpr, HEARD: tl.constexpr, JOIN: tl.constexpr,
+def joined(
+    told, tile, part, parts, KIND: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr,
+    K: tl.constexpr, JOINERS: tl.constexpr, HEARD: tl.constexpr,
 ):  # fmt: skip
-    """The same of products: significand, exponent, and whether some part was told otherwise."""
-    m, e = told_products(hear(words, heard, R * K // (32 * NW)), needed, R, K, NW)
-    if MORE:
-        for first in range(K, parts, K):
-            later, needed_too = words_of(told, unit, first, parts, R, K, HEARD)
-            heard_too = hear(
-                later, overheard(later, needed_too, word_bits(KIND, ELEMENT)), R * K // (32 * NW)
-            )
-            m2, e2 = told_products(heard_too, needed_too, R, K, NW)
-            m *= m2
-            e += e2
-    if OUT == "t":
+    """The states of K parts of rows from one on, joined, when all of them have been told; of
+    products significand, exponent, and whether some part was told otherwise."""
+    BITS: tl.constexpr = word_bits(KIND, ELEMENT)
+    EACH: tl.constexpr = (R * K + 32 * JOINERS - 1) // (32 * JOINERS)
+    words, needed = words_of(told, tile, part, parts, R, K, HEARD)
+    heard = hear(words, (0 - needed).to(gl.int64 if BITS == 64 else gl.int32), EACH, R * BITS // 8)
+    if KIND == "prod":
+        states = gl.where(needed != 0, heard.to(gl.float64, bitcast=True), 1.0)
+        m, e = plain_parts(states)
+        e = gl.where(states != states, _ODD, e)
         m, e = gl.reduce((m, e), 1, times_few_parts)
-        m = gl.convert_layout(m, gl.SliceLayout(1, JOIN))
-        e = gl.convert_layout(e, gl.SliceLayout(1, JOIN))
+        odd = e > _ODD // 2
+        m, above = plain_parts(m)
+        return m, gl.where(odd, 0, e + above).to(gl.float64), odd.to(gl.float64)
     else:
-        some.store(m)
-        more.store(e)
-        m, e = gl.reduce((some.load(JOIN), more.load(JOIN)), 1, times_few_parts)
-    odd = e > _ODD // 2
-    m, above = plain_parts(m)
-    return m, gl.where(odd, 0, e + above).to(gl.float64), odd.to(gl.float64)
-
-
-@gluon.jit
-def told_products(heard, needed, R: tl.constexpr, K: tl.constexpr, NW: tl.constexpr):
-    """Products of the parts that a thread has; an exponent that none comes near says that one of
-    them was told part by part."""
-    states = gl.where(needed != 0, heard.to(gl.float64, bitcast=True), 1.0)
-    m, e = plain_parts(states)
-    e = gl.where(states != states, _ODD, e)
-    return gl.reduce((by_lanes(m, R, K, NW), by_lanes(e, R, K, NW)), 2, times_few_parts)
-
-
-@gluon.jit
-def spread(number, line, OUT: tl.constexpr, TILE: tl.constexpr):
-    """A number a row, [R], for whoever has elements of it."""
-    ROWS: tl.constexpr = gl.SliceLayout(1, TILE)
-    if OUT == "t":
-        return gl.convert_layout(number, ROWS, assert_trivial=True)
-    else:
-        line.store(number)
-        return line.load(ROWS)
+        state = gl.sum(numbers_of(heard), 1)
+        if not counts(KIND) and ELEMENT != "f32":
+            state = state * (row_scale(ELEMENT) * word_scale(KIND, ELEMENT))
+        return state, state, state
