@@ -86,13 +86,13 @@ def test_covering_cases_with_small_tiles(spec, element, waits, small_table, comp
 # What programs that stay can hold, in tiles so small that rows of these have many of them: full
 # tiles and others, and rows enough for every program to take several.
 HELD = [
-    ((12, 4096), (1,)),
+    ((60, 4096), (1,)),
     ((3, 3008), (1,)),
     ((192, 384), (0,)),
     ((2, 200, 80), (1,)),
     ((240, 16), (0,)),
     ((1600, 128), (0,)),  # more parts than programs, and than are heard at a time
-    ((4800, 64), (0,)),
+    ((4400, 64), (0,)),
 ]
 
 
@@ -103,7 +103,7 @@ def test_held_rows_in_small_parts(spec, element):
     more parts of a row than programs too."""
     small = replace(
         table.table_of("sm_90"),
-        fill=72,
+        fill=144,
         resident_words=64,
         cluster=0,
         held_rows=(("prod", 2048, 4, 1024, 4), ("", 1024, 4, 512, 4)),

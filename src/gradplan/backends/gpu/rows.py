@@ -269,8 +269,9 @@ class _Rows:
         parts = -(-self.n // c)
         units = self.tiles(r) * parts
         stages = min(8, table.held_bytes // (r * c * self.item * arrays))
-        # All parts of a row have room at the same time, and one more of each program.
-        if c < least or not 1 < parts <= programs * (stages - 1) or units >= 2**31 - 8 * programs:
+        # All parts of a row have room at the same time, and twice as many to be read meanwhile.
+        most = programs * (stages // 3)
+        if c < least or not 1 < parts <= most or units >= 2**31 - 8 * programs:
             return None
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
         words = -(-units * r * (8 if wide else 4) // 8)

@@ -2,9 +2,11 @@
 that stay.
 
 Rows are cut into parts, as in `rows`. As many programs as the machine runs at a time take all parts
-in turn. A part stays in shared memory from its read to its write: a program tells the state of its
-part, and while others tell theirs it takes the state of its next part, whose memory it had asked
-for before. So memory never waits for the programs, nor they for each other, but for a moment.
+in turn. A part stays in shared memory from its read to its write, and three groups of a program's
+warps work on different parts at the same time: one *takes* and tells the states of parts as they
+arrive, one *joins* what all parts of a row have told, one *gives*: it maps parts whose rows are
+known, and asks for the next ones. So memory never waits for the programs, nor they for each other,
+but for a moment.
 
 This is Gluon, Triton's lower level, where a program says itself what lies in shared memory and when
 it is asked for. All programs must run at the same time: the launch is a cooperative one.
@@ -203,7 +205,7 @@ def taking(
             x, told, kept_dy, kept_x, kept_y, sums, powers, far, x_steps, unit, units, parts, stage,
             n, beside, KIND, ELEMENT, X, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE, ALONE,
         )  # fmt: skip
-        mbarrier.arrive(taken.index(stage))
+        mbarrier.arrive(taken.index(stage))  # all have loaded: their sums met at a barrier
         beside = after
         stage += 1
         if stage == STAGES:
