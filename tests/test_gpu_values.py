@@ -92,7 +92,7 @@ HELD = [
     ((2, 200, 80), (1,)),
     ((240, 16), (0,)),
     ((1600, 128), (0,)),  # more parts than programs, and than are heard at a time
-    ((4400, 64), (0,)),
+    ((4416, 64), (0,)),
 ]
 
 

@@ -267,6 +267,28 @@ def test_a_part_may_leave_the_range_that_its_row_keeps(element, axis, monkeypatc
     np.testing.assert_array_equal(dx.astype(np.float64), np.broadcast_to(wanted, shape))
 
 
+def test_factors_near_the_largest_bfloat16_keep_the_guarantee_of_prod():
+    """A share divided by such a factor must not be subnormal where the gradient is not: rows whose
+    gradient lies between two bfloat16, just above a power of two, would show it."""
+    rng = np.random.default_rng(0)
+    rows = 1_000_000
+    x = 2.0 ** rng.integers(20, 27, (rows, 8)) * rng.uniform(1, 2, (rows, 8))
+    x[:, 0] = 2.0**127 * rng.uniform(1, 1.98, rows)
+    x[:, 4] = 2.0**-75 * rng.uniform(1, 2, rows)  # its pair
+    x = x.astype(ml_dtypes.bfloat16)
+    dy = rng.uniform(1, 2, (rows, 1)).astype(ml_dtypes.bfloat16)
+    others = x[:, 1:].astype(np.float64).prod(1) * dy[:, 0].astype(np.float64)
+    far = np.abs(2 * np.frexp(others)[0] - (1 + 2.0**-8))
+    worst = np.argsort(far)[:512]
+    x, dy, others = x[worst], dy[worst], others[worst]
+    desc = cases.describe(spec_of("prod"), ElementKind.BF16, x.shape, (1,))
+    plan = gp.ReduceBackwardPlan.select(desc, preference=TRITON)
+    dx = np.empty_like(x)
+    plan.run(gp.ReduceBackwardArgs(dy=dy, x=x, dx=dx))
+    error = np.abs(dx[:, 0].astype(np.float64) - others) / others
+    assert error.max() <= plan.precision_guarantee.relative_error
+
+
 LAGGING = [spec for spec in SPECS if spec.engine in (Engine.ROW_STATE, Engine.RECURRENCE)]
 
 

@@ -22,6 +22,7 @@ __all__ = ["program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
 _TERMS = 4096
+_NARROW = 128  # bytes of rows side by side below which memory is much slower
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
 _JOINED = ("row_dims", "row_dy", "row_y", "axis_dims", "axis_dy", "axis_y", "p", "q")
@@ -258,9 +259,15 @@ class _Rows:
         r = 1
         if self.columns:
             r = min(up(self.beside.extent), table.held_width // arrays // self.item, 32 * warps)
+            # Strips half as wide have half as many parts, if a row would have too many.
+            if self.n > programs * (room // r) and r * self.item > _NARROW:
+                r //= 2
         # A warp's loads lie along the axis, but for rows side by side.
         least = warps * 512 // self.item // r * (2 if self.product else 1)
         c = min(self.length, room // r)
+        # Halves that are not compared two at a time take more registers.
+        if self.columns and self.half and op in _COUNTS and not self.every(r, c):
+            c //= 2
         # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
         while self.half and c // warps > _TERMS:
             c //= 2
@@ -276,7 +283,9 @@ class _Rows:
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
         words = -(-units * r * (8 if wide else 4) // 8)
         lanes = 32 * joiners // r  # threads that join the states of a row
-        heard = min(max(up(parts), lanes), lanes * (16 if self.product else 32))
+        heard = max(up(parts), lanes)  # at a time: as many as registers hold
+        if heard > lanes * (16 if self.product else 32):
+            heard = 16 * lanes
         launch = Step(
             kernel="held.held_rows",
             grid=min(programs, units),

@@ -313,12 +313,6 @@ def numbers(
         return s0, s0, s0
 
 
-@triton.constexpr_function
-def numbers_needed(kind):
-    """How many of them; of prod the third says whether they are enough."""
-    return {"softmax": 1, "max": 1, "min": 1, "log_softmax": 2, "prod": 2}.get(kind, 3)
-
-
 @triton.jit
 def by_rows(value):
     """A number a row, [R], of a tile [R, 1], or as it is."""
@@ -471,8 +465,9 @@ def distance(x, LOW: tl.constexpr):
 @triton.jit
 def product_numbers(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
     """dy · Π x of each row as share · scale², and a third number: 1 where dividing by x is all
-    there is, otherwise 0. The share is near 2⁻⁷: then share / x neither overflows nor loses much,
-    even where x is a subnormal or very large bfloat16. The scale is a power of two."""
+    there is, otherwise 0. The scale is a power of two. The share is near 2⁶ where the scale is
+    above 1 and near 2⁻⁷ where it is below: then share / x overflows and loses bits only where the
+    gradient does, even where x is a subnormal or very large bfloat16."""
     exponent = tl.minimum(tl.maximum(s1, -1000.0), 1000.0).to(tl.int32)
     share = dy * (s0 * power_of_two(exponent))
     size, given = tl.abs(share), tl.abs(dy)
@@ -482,7 +477,8 @@ def product_numbers(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
     else:
         _, e = plain_parts(share)
         # Far beyond these, whatever x is, the whole row is 0 or infinite.
-        e = tl.minimum(tl.maximum(e + 8, -252), 252) >> 1
+        above, below = tl.minimum(e - 5, 252), tl.maximum(e + 8, -252)
+        e = (tl.maximum(above, 0) >> 1) + (tl.minimum(below, 0) >> 1)
         share = (share * power_of_two(-2 * e)).to(tl.float32)
         scale = power_of_two(e).to(tl.float32)
         held = size == size
