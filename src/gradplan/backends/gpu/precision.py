@@ -74,7 +74,7 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
                 accumulator = ElementKind.F32
         else:
             loss += _MAP_LOSS[desc.op] * _W
-            if half:  # the hardware's exp and quotient, and seven additions
+            if half:  # the hardware's exp and quotient, and some twenty additions
                 loss += 100 * _W
                 if desc.op in _SUMMED:
                     accumulator = ElementKind.F32

@@ -227,7 +227,6 @@ def _line_of(lines: Lines, kind: str, element: ElementKind) -> tuple[int, int]:
     raise KeyError(kind)
 
 
-# 64 KiB of all operands together.
 _SM_90 = Table(
     fill=264,
     map_bytes=4096,
