@@ -67,6 +67,7 @@ class Table:
     held_bytes: int
     """... with room for so many bytes of parts ..."""
     held_registers: tuple[int, int]
+    held_scan_registers: tuple[int, int]
     """... and so many registers for threads that write gradients, and that join states."""
     walked_rows: Lines
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
@@ -274,6 +275,7 @@ _SM_90 = Table(
     held_width=256,
     held_bytes=192 << 10,
     held_registers=(136, 144),
+    held_scan_registers=(208, 96),
     walked_rows=(
         ("cumsum", 4096, 2, 4096, 2),
         ("cumprod", 2048, 2, 2048, 2),
@@ -304,9 +306,9 @@ _SM_90 = Table(
     ),
     walked_axis=1024,
     held_scans=(
-        ("cumsum", 16384, 8, 8192, 8),
+        ("cumsum", 16384, 4, 8192, 4),
         ("cumprod", 8192, 4, 4096, 4),
-        ("log_cumsum_exp", 8192, 8, 4096, 4),
+        ("log_cumsum_exp", 8192, 4, 4096, 4),
         ("", 16384, 4, 8192, 4),
     ),
     held_first=(
@@ -458,6 +460,7 @@ _INTERPRETER = Table(
     held_width=128,
     held_bytes=192 << 10,
     held_registers=(136, 144),
+    held_scan_registers=(208, 96),
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,

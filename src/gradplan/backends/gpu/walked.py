@@ -14,7 +14,7 @@ from ...descriptors import ScanBackwardDescriptor
 from ...kinds import ElementKind, ScanKind
 from .launch import WORKSPACE, Int, Pointer, Step, all_registers
 from .operands import Lined, pointers_of
-from .program import Program, clearing, down, integer, up
+from .program import Program, clearing, integer, up
 from .table import Table
 
 __all__ = ["arrays_of", "program", "workspace_bytes"]
@@ -25,6 +25,8 @@ _TOGETHER = 4
 """The most programs of a processor."""
 _FEW = 2
 """The same where each hears what all of a wave tell, or takes many registers."""
+_STAGES = 8
+_JOINERS = 4
 _WIDTH = 128
 """Bytes of rows side by side in a strip."""
 _STRIPS = ("columns", "strips")
@@ -32,7 +34,7 @@ _BITS = 32
 """Places of a row whose marks are a word."""
 _LONGEST = 128
 """Places of a line at most: so many additions the guarantee allows for, see `precision`."""
-_LONGEST_LOG = 32
+_LONGEST_LOG = 64
 """The same where terms wait in registers."""
 _ALIGNED = 256
 _MARK = "mark"
@@ -131,9 +133,7 @@ class _Walk:
         tile, warps = self.table.part_of(place, kind, self.desc.element) if place else (0, 0)
         if not tile or (self.columns and self.beside < r):
             return None
-        stages = self.table.held_parts
-        if not self.columns and (self.desc.kind in _FROM_Y or not held):
-            stages = self.table.walked_parts
+        stages = self.table.held_parts if self.columns else self.table.walked_parts
         lines = warps if self.columns else 32 * warps
         if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
             tile //= 2  # what is masked takes registers
@@ -141,10 +141,14 @@ class _Walk:
         far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
         each = tile * item * (3 if self.desc.kind in _FROM_Y else 1) + bits * tile // 8
+        if held:
+            stages = min(_STAGES, self.table.held_bytes // each)
         longest = _LONGEST_LOG if self.log else _LONGEST
         if far or stages * each > _SHARED or e > longest or (self.marked and e < _BITS):
             return None
-        most = min(_FEW if held else _TOGETHER, _SHARED // (stages * each))
+        if stages < 2:
+            return None
+        most = 1 if held else min(_TOGETHER, _SHARED // (stages * each))
         if self.columns:  # what takes registers: many elements a thread, gates, f64, what is masked
             if bits and not self.full(r, tile // r):
                 most = 1
@@ -174,9 +178,7 @@ class _Walk:
     def programs(self, tiles: int, most: int, held: bool) -> int:
         """How many, up to so many for each processor; 0 where whole rows keep too few at work."""
         if held:
-            # A few less where a thread then hears one word, and not two.
-            every = self.processors * most
-            return down(every) if down(every) > 0.95 * every else every
+            return self.processors * most
         # Nearly all at work to the end; one of rows does not fill a processor.
         least = 1 if self.columns or most == 1 else 2
         sizes = (self.processors * k for k in range(most, least - 1, -1))
@@ -191,50 +193,52 @@ class _Walk:
 
     def step(self, kind: str, parts: _Parts, told: int | None) -> Step:
         """A launch, whose programs tell each other what they do at an offset of the workspace."""
-        mark = kind == _MARK
+        mark, held = kind == _MARK, told is not None
         used = ("x",) if mark else ("dy", "out") if self.marked else ("dy", "x", "y", "out")
-        units = parts.tiles * parts.number
-        own: tuple[tuple[str, Any], ...] = ()
-        if not self.log:
-            own = (
-                # What is marked is the same of all.
-                ("KIND", kind if not self.marked else self.desc.kind.value if mark else "cummax"),
-                ("TIES", self.desc.ties.value if mark else ""),
-                ("MARK", mark),
-                ("WIDE", self.wide),
-            )
-        words = Pointer(WORKSPACE, "i32") if self.marked else None
+        arguments = [(name, value if name in used else None) for name, value in self.pointers]
+        constants: list[tuple[str, Any]] = []
+        if held or not self.log:
+            arguments.append(("words", Pointer(WORKSPACE, "i32") if self.marked else None))
+            # What is marked is the same of all.
+            name = self.desc.kind.value if mark or not self.marked else "cummax"
+            constants += [("KIND", name), ("TIES", self.desc.ties.value if mark else "")]
+            constants += [("MARK", mark), ("WIDE", self.wide)]
+        constants += [("ELEMENT", self.desc.element.value), ("FLIP", self.flip)]
+        if told is None:
+            kernel = "walk_logs.walk_logs" if self.log else "walks.walk_rows"
+            grid = min(parts.programs, parts.tiles)
+            registers = _registers(parts.warps * -(-parts.programs // self.processors))
+            constants += [("SIDE", self.columns), ("R", parts.r)]
+        else:
+            kernel = "held_scans.held_scan"
+            grid = min(parts.programs, parts.tiles * parts.number)
+            registers = all_registers(2 * parts.warps + _JOINERS)
+            arguments.append(("told", Pointer(WORKSPACE, "i64", told)))
+            constants += [("K", up(max(parts.programs, 32 * _JOINERS))), ("JOINERS", _JOINERS)]
+            constants += [("REGISTERS", self.table.held_scan_registers)]
         return Step(
-            kernel="walk_logs.walk_logs" if self.log else "walks.walk_rows",
-            grid=min(parts.programs, parts.tiles if told is None else units),
+            kernel=kernel,
+            grid=grid,
             arguments=(
-                *((name, value if name in used else None) for name, value in self.pointers),
-                *(() if self.log else (("words", words),)),
-                ("told", None if told is None else Pointer(WORKSPACE, "i64", told)),
+                *arguments,
                 *self.geometry.arguments(),
                 ("n", integer(self.n)),
                 ("tiles", Int(parts.tiles, "i32")),
                 ("parts", Int(parts.number, "i32")),
             ),
             constants=(
-                *own,
-                ("ELEMENT", self.desc.element.value),
-                ("FLIP", self.flip),
-                ("SIDE", self.columns),
-                ("TOLD", told is not None),
-                ("R", parts.r),
+                *constants,
                 ("G", parts.lines),
                 ("E", parts.e),
-                ("K", up(max(parts.programs, 32 * parts.warps)) if told is not None else 1),
                 ("STAGES", parts.stages),
                 ("NW", parts.warps),
                 ("FULL", self.full(parts.r, parts.lines * parts.e)),
             ),
             warps=parts.warps,
-            registers=_registers(parts.warps * -(-parts.programs // self.processors)),
+            registers=registers,
             alignment=self.alignment,
             aligned=self.aligned,
-            together=told is not None,
+            together=held,
         )
 
 

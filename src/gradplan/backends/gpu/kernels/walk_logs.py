@@ -12,7 +12,6 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp
-from .hearing import hear, overheard
 from .line_scans import behind_sum, both_added, even, exp_between, near_enough
 from .recurrence import ratio
 from .walk_memory import (
@@ -47,7 +46,6 @@ def walk_logs(
     x,
     y,
     out,
-    told,
     row_dims,
     row_dy,
     row_x,
@@ -64,17 +62,14 @@ def walk_logs(
     ELEMENT: tl.constexpr,
     FLIP: tl.constexpr,
     SIDE: tl.constexpr,
-    TOLD: tl.constexpr,
     R: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
-    K: tl.constexpr,
     STAGES: tl.constexpr,
     NW: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """The same as `walks.walk_rows`. `told` are, bare, what leaves the near end of each part where
-    nothing arrives, and behind all of them y of that place."""
+    """The same as `walks.walk_rows`."""
     UP: tl.constexpr = not FLIP
     C: tl.constexpr = G * E
     SHAPE: tl.constexpr = [C, R] if SIDE else [G, E]
@@ -82,22 +77,14 @@ def walk_logs(
     COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
     SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
-    PLAIN: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    LANE: tl.constexpr = gl.BlockedLayout([K // (32 * NW) if TOLD else 1], [32], [NW], [0])
-    # Terms in f32 are kept in place of dy.
-    KEEP: tl.constexpr = TOLD and ELEMENT == "f32"
     kept = gl.allocate_shared_memory(dy.dtype.element_ty, [STAGES] + SHAPE, SHARED)
     kept_x = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES] + SHAPE, SHARED)
     kept_y = gl.allocate_shared_memory(y.dtype.element_ty, [STAGES] + SHAPE, SHARED)
     first = gl.program_id(0)
     programs = gl.num_programs(0)
-    units = tiles * parts
-    if TOLD:
-        count = (units - first + programs - 1) // programs
-    else:
-        count = (tiles - first + programs - 1) // programs * parts
+    count = (tiles - first + programs - 1) // programs * parts
     for stage in gl.static_range(STAGES - 1):
-        tile, begin, _ = part_of(stage, first, programs, parts, n, UP, TOLD, C)
+        tile, begin, _ = part_of(stage, first, programs, parts, n, UP, C)
         ask_part(
             dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, tile, begin, stage < count, stage, "affine", UP, SIDE, R, G,
@@ -107,7 +94,7 @@ def walk_logs(
     beyond = (G - 1 - number if UP else number) * E
     lanes = gl.arange(0, R, gl.SliceLayout(0, LINES))
     # Of the part at hand: where it is, and y at its ends and past it, asked for a part before.
-    tile, begin, place = part_of(first * 0, first, programs, parts, n, UP, TOLD, C)
+    tile, begin, place = part_of(first * 0, first, programs, parts, n, UP, C)
     low, high, past = ends_of(y, tile, begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C)
     # Of the part behind: what leaves it, its reference, and whether it is in terms of that, which
     # all rows of a tile are, or none.
@@ -115,163 +102,146 @@ def walk_logs(
     prior = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
     prior_e = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
     fine = first * 0
-    if TOLD:
-        kept_s = gl.allocate_shared_memory(gl.float32, [2, G, R], PLAIN)
-        # The former part, and what arrives at its wave in terms of y past it.
-        former_tile, former_begin, former_place = tile, begin, place
-        former_past = gl.full([R], 0.0, gl.float32, gl.SliceLayout(0, LINES))
-        wave = (first * 0).to(gl.float64)
-        for i in range(count + 1):
-            freed = (i + STAGES - 1) % STAGES
-            base = gl.maximum(i - 1, 0) * programs
-            lane = gl.arange(0, K, LANE)
-            needed = ((lane < programs) & (base + lane < units) & (i > 0)).to(gl.int32)
-            source = told + base.to(gl.int64) + lane
-            heard_s = overheard(source, needed, 64)
-            heard_low = overheard(source + units.to(gl.int64), needed, 64)
-            later_tile, later_begin, later_place = part_of(
-                gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, TOLD, C
-            )
-            later_low, later_high, later_past = ends_of(
-                y, later_tile, later_begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
-            )
-            good = first * 0
-            ref = gl.zeros_like(prior)
-            if i < count:
-                async_copy.wait_group(STAGES - 2)
-                ref, _e, usual = reference_of(low, high)
-                terms = terms_of(
-                    kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ELEMENT, UP, SIDE, R,
-                    G, E, FULL, LINE, LINES,
-                )  # fmt: skip
-                if KEEP:
-                    value = flat(lines_of(terms, R, G, E), SIDE, R, G, E)
-                    kept.index(i % STAGES).store(gl.convert_layout(value, LINE))
-                total = summed(terms, E, UP)
-                s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
-                kept_s.index(i % 2).store(behind)
-                leaving = bared(s.to(gl.float64), low[None, :], ref[None, :])
-                good = least(gl.where(finite(s) & usual[None, :], 1, 0))
-                if good == 0:
-                    leaving, _a, _behind, _passes = careful_totals(
-                        dy, y, tile, begin + beyond, n, row_dims, row_dy, row_y, axis_dy, axis_y,
-                        UP, SIDE, R, E, LINES,
-                    )  # fmt: skip
-                target = told + (i * programs + first).to(gl.int64)
-                tell_last(target, leaving, leaving, False, G, LINES)
-                tell_last(
-                    target + units.to(gl.int64), gl.zeros_like(leaving) + low[None, :], leaving,
-                    False, G, LINES,
-                )  # fmt: skip
-            if i > 0:
-                heard_s = hear(source, heard_s, 1)
-                heard_low = hear(source + units.to(gl.int64), heard_low, 1)
-                arriving, wave = arrived_logs(
-                    heard_s, heard_low, lane, needed, base, first, programs, units, parts,
-                    former_place, gl.sum(former_past, 0), gl.sum(past, 0), wave,
-                )  # fmt: skip
-                arriving = gl.zeros_like(carry) + arriving
-                inward = gl.where(former_place > 0, brought(arriving, former_past, prior), 0.0)
-                if KEEP:
-                    terms = numbers_of(
-                        kept, freed, former_begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL,
-                        LINE, LINES,
-                    )  # fmt: skip
-                else:
-                    terms = terms_of(
-                        kept, kept_y, freed, former_begin, n, former_begin + beyond, prior, ELEMENT,
-                        UP, SIDE, R, G, E, FULL, LINE, LINES,
-                    )  # fmt: skip
-                S = kept_s.index((i - 1) % 2).load(LINES) + inward.to(gl.float32)[None, :]
-                results, S = shares_of(
-                    terms, S, kept_x, freed, former_begin, n, prior, ELEMENT, UP, SIDE, R, G, E,
-                    FULL, LINE, LINES,
-                )  # fmt: skip
-                if fine * least(gl.where(finite(S), 1, 0)) == 1:
-                    store_part(
-                        out, kept, freed, results, former_tile, former_begin, n, row_dims, row_out,
-                        axis_out, UP, SIDE, R, G, E, FULL, LINE, COPY,
-                    )  # fmt: skip
-                else:
-                    careful_part(
-                        dy, x, y, out, former_tile, former_begin + beyond, n, row_dims, row_dy,
-                        row_x, row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
-                        gl.where(former_place > 0, arriving, 0.0), UP, SIDE, R, G, E, LINES,
-                    )  # fmt: skip
-            if STAGES == 2:
-                ask_part(
-                    dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
-                    axis_dy, axis_x, axis_y, n, later_tile, later_begin, i + 1 < count, freed,
-                    "affine", UP, SIDE, R, G, E, FULL, COPY, LINE,
-                )  # fmt: skip
-            else:
-                ask(
-                    dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
-                    axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
-                    freed, "affine", UP, SIDE, TOLD, R, G, E, FULL, COPY, LINE,
-                )  # fmt: skip
-            former_tile, former_begin, former_place = tile + 0, begin + 0, place + 0
-            former_past = past + 0.0
-            tile, begin, place = later_tile, later_begin, later_place
-            low, high, past = later_low, later_high, later_past
-            prior = ref
-            fine = good
-    else:
-        for i in range(count):
-            freed = (i + STAGES - 1) % STAGES
-            ask(
-                dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
-                axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
-                freed, "affine", UP, SIDE, TOLD, R, G, E, FULL, COPY, LINE,
+    for i in range(count):
+        freed = (i + STAGES - 1) % STAGES
+        ask(
+            dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
+            axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
+            freed, "affine", UP, SIDE, False, R, G, E, FULL, COPY, LINE,
+        )  # fmt: skip
+        # Where a part is: worked out in each turn. Handed on it was slower by 15 points along
+        # axis 0.
+        tile, begin, place = part_of(i, first, programs, parts, n, UP, C)
+        later_tile, later_begin, _later = part_of(
+            gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, C
+        )
+        later_low, later_high, later_past = ends_of(
+            y, later_tile, later_begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
+        )
+        ref, ref_e, usual = reference_of(low, high)
+        if fine == 1:
+            inward = handed_on(carry, ref, ref_e, prior, prior_e)
+        else:
+            inward = carry * (wide_exp(ref, past) * _UPWARDS)
+        inward = gl.where(place > 0, inward, 0.0)
+        async_copy.wait_group(STAGES - 1)
+        terms = terms_of(
+            kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ELEMENT, UP, SIDE, R, G, E,
+            FULL, LINE, LINES,
+        )  # fmt: skip
+        total = summed(terms, E, UP)
+        s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
+        results, S = shares_of(
+            terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, n, ref,
+            ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
+        )  # fmt: skip
+        each = gl.where(finite(S) & usual[None, :], 1, 0)
+        left, of_row = gl.reduce((gl.where(number == G - 1, s, 0.0), each), 0, sum_and_least)
+        good = gl.min(of_row, 0)
+        if good == 1:
+            store_part(
+                out, kept, i % STAGES, results, tile, begin, n, row_dims, row_out, axis_out, UP,
+                SIDE, R, G, E, FULL, LINE, COPY,
             )  # fmt: skip
-            # Where a part is: worked out in each turn. Handed on it was slower by 15 points along
-            # axis 0.
-            tile, begin, place = part_of(i, first, programs, parts, n, UP, TOLD, C)
-            later_tile, later_begin, _later = part_of(
-                gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, TOLD, C
-            )
-            later_low, later_high, later_past = ends_of(
-                y, later_tile, later_begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
-            )
-            ref, ref_e, usual = reference_of(low, high)
+            # In f64: roundings do not add up along a row.
+            carry = left.to(gl.float64) + inward
+        else:
+            bare = carry
             if fine == 1:
-                inward = handed_on(carry, ref, ref_e, prior, prior_e)
-            else:
-                inward = carry * (wide_exp(ref, past) * _UPWARDS)
-            inward = gl.where(place > 0, inward, 0.0)
-            async_copy.wait_group(STAGES - 1)
-            terms = terms_of(
-                kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ELEMENT, UP, SIDE, R, G, E,
-                FULL, LINE, LINES,
+                bare = carry * (wide_exp(past, prior) * _DOWNWARDS)
+            carry = careful_part(
+                dy, x, y, out, tile, begin + beyond, n, row_dims, row_dy, row_x, row_y, row_out,
+                axis_dy, axis_x, axis_y, axis_out, gl.where(place > 0, bare, 0.0), UP, SIDE, R,
+                G, E, LINES,
             )  # fmt: skip
-            total = summed(terms, E, UP)
-            s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
-            results, S = shares_of(
-                terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, n, ref,
-                ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
-            )  # fmt: skip
-            each = gl.where(finite(S) & usual[None, :], 1, 0)
-            left, of_row = gl.reduce((gl.where(number == G - 1, s, 0.0), each), 0, sum_and_least)
-            good = gl.min(of_row, 0)
-            if good == 1:
-                store_part(
-                    out, kept, i % STAGES, results, tile, begin, n, row_dims, row_out, axis_out, UP,
-                    SIDE, R, G, E, FULL, LINE, COPY,
-                )  # fmt: skip
-                # In f64: roundings do not add up along a row.
-                carry = left.to(gl.float64) + inward
-            else:
-                bare = carry
-                if fine == 1:
-                    bare = carry * (wide_exp(past, prior) * _DOWNWARDS)
-                carry = careful_part(
-                    dy, x, y, out, tile, begin + beyond, n, row_dims, row_dy, row_x, row_y, row_out,
-                    axis_dy, axis_x, axis_y, axis_out, gl.where(place > 0, bare, 0.0), UP, SIDE, R,
-                    G, E, LINES,
-                )  # fmt: skip
-            prior, prior_e = ref, ref_e
-            low, high, past = later_low, later_high, later_past
-            fine = good
+        prior, prior_e = ref, ref_e
+        low, high, past = later_low, later_high, later_past
+        fine = good
+
+
+@gluon.jit
+def take_logs(
+    dy, y, kept, kept_y, kept_s, kept_good, target, units, dy_steps, y_steps, tile, begin, stage, n,
+    ends, ELEMENT: tl.constexpr, UP: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    NW: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """For `held_scans`: tell, bare, what leaves the near end of a part where nothing arrives, and y
+    of that place; keep what is behind its lines, and whether it is a usual part."""
+    LINE: tl.constexpr = line_layout(False, 1, E, NW)
+    LINES: tl.constexpr = lines_layout(False, 1, NW)
+    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+    line = begin + (G - 1 - number if UP else number) * E
+    low, high, _past = ends
+    ref, _e, usual = reference_of(low, high)
+    terms = terms_of(
+        kept, kept_y, stage, begin, n, line, ref, ELEMENT, UP, False, 1, G, E, FULL, LINE, LINES
+    )
+    if ELEMENT == "f32":  # kept in place of dy
+        value = flat(lines_of(terms, 1, G, E), False, 1, G, E)
+        kept.index(stage).store(gl.convert_layout(value, LINE))
+    total = summed(terms, E, UP)
+    s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
+    leaving = bared(s.to(gl.float64), low[None, :], ref[None, :])
+    good = least(gl.where(finite(s) & usual[None, :], 1, 0))
+    if good == 0:
+        leaving, _a, _behind, _passes = careful_totals(
+            dy, y, tile, line, n, dy_steps[0], dy_steps[1], y_steps[1], dy_steps[2], y_steps[2],
+            UP, False, 1, E, LINES,
+        )  # fmt: skip
+    tell_last(target, leaving, leaving, False, G, LINES)
+    near = gl.zeros_like(leaving) + low[None, :]
+    tell_last(target + units.to(gl.int64), near, near, False, G, LINES)
+    kept_s.index(stage).store(behind)
+    kept_good.index(stage).store(gl.full([G, 1], 0, gl.int32, LINES) + good)
+
+
+@gluon.jit
+def give_logs(
+    dy, x, y, out, kept, kept_x, kept_y, kept_s, kept_good, dy_steps, x_steps, y_steps, out_steps,
+    tile, place, begin, stage, n, ends, arriving, ELEMENT: tl.constexpr, UP: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """For `held_scans`: the gradients of a part, at which so much arrives in terms of y past it,
+    f64 [G, 1] and the same for all lines."""
+    LINE: tl.constexpr = line_layout(False, 1, E, NW)
+    LINES: tl.constexpr = lines_layout(False, 1, NW)
+    COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
+    number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+    line = begin + (G - 1 - number if UP else number) * E
+    low, high, past = ends
+    ref, _e, _usual = reference_of(low, high)
+    arriving = gl.where(place > 0, arriving, 0.0)
+    inward = gl.where(place > 0, brought(arriving, past[None, :], ref[None, :]), 0.0)
+    if ELEMENT == "f32":
+        terms = numbers_of(
+            kept, stage, begin, n, 0.0, gl.float32, UP, False, 1, G, E, FULL, LINE, LINES
+        )
+    else:
+        terms = terms_of(
+            kept, kept_y, stage, begin, n, line, ref, ELEMENT, UP, False, 1, G, E, FULL, LINE, LINES
+        )
+    S = kept_s.index(stage).load(LINES) + inward.to(gl.float32)
+    results, S = shares_of(
+        terms, S, kept_x, stage, begin, n, ref, ELEMENT, UP, False, 1, G, E, FULL, LINE, LINES
+    )
+    if least(gl.where(finite(S), kept_good.index(stage).load(LINES), 0)) == 1:
+        store_part(
+            out, kept, stage, results, tile, begin, n, out_steps[0], out_steps[1], out_steps[2], UP,
+            False, 1, G, E, FULL, LINE, COPY,
+        )  # fmt: skip
+    else:
+        careful_part(
+            dy, x, y, out, tile, line, n, dy_steps[0], dy_steps[1], x_steps[1], y_steps[1],
+            out_steps[1], dy_steps[2], x_steps[2], y_steps[2], out_steps[2],
+            gl.sum(gl.where(number == 0, arriving, 0.0), 0), UP, False, 1, G, E, LINES,
+        )  # fmt: skip
+
+
+@gluon.jit
+def past_place(y, tile, begin, n, y_steps, UP: tl.constexpr, C: tl.constexpr):
+    """y of the place past a part, as f32; 0 where there is none."""
+    place = gl.minimum(begin + C, n) if UP else begin - 1
+    return value_at(y, tile, 0, place, n, y_steps[0], y_steps[1], y_steps[2], False, 1)
 
 
 @gluon.jit
@@ -347,10 +317,10 @@ def decay(a, b):
 
 
 @gluon.jit
-def part_of(i, first, programs, parts, n, UP: tl.constexpr, TOLD: tl.constexpr, C: tl.constexpr):
+def part_of(i, first, programs, parts, n, UP: tl.constexpr, C: tl.constexpr):
     """The tile of rows of a program's i-th part, its first place, and how far it is from the far
     end."""
-    tile, place = unit_of(i, first, programs, parts, TOLD)
+    tile, place = unit_of(i, first, programs, parts, False)
     return tile, begin_of(place, parts, n, UP, C), place
 
 

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
 from ..launch import interpreted
-from .hearing import hear, overheard
 from .line_scans import (
     behind_affine,
     behind_gated,
@@ -44,7 +43,6 @@ from .walk_memory import (
     unit_of,
     word_offsets,
 )
-from .waves import arrived, tell_last
 from .winners import before_either, either
 
 _INTERPRETED = tl.constexpr(interpreted())
@@ -58,7 +56,6 @@ def walk_rows(
     y,
     out,
     words,
-    told,
     row_dims,
     row_dy,
     row_x,
@@ -79,11 +76,9 @@ def walk_rows(
     FLIP: tl.constexpr,
     WIDE: tl.constexpr,
     SIDE: tl.constexpr,
-    TOLD: tl.constexpr,
     R: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
-    K: tl.constexpr,
     STAGES: tl.constexpr,
     NW: tl.constexpr,
     FULL: tl.constexpr,
@@ -108,7 +103,6 @@ def walk_rows(
     COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
     SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
     PLAIN: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    LANE: tl.constexpr = gl.BlockedLayout([K // (32 * NW) if TOLD else 1], [32], [NW], [0])
     if MARK:
         kept = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES] + SHAPE, SHARED)
     else:
@@ -121,125 +115,49 @@ def walk_rows(
         kept_words = gl.allocate_shared_memory(gl.int32, [STAGES] + BITS, PLAIN)
     first = gl.program_id(0)
     programs = gl.num_programs(0)
-    units = tiles * parts
-    if TOLD:
-        count = (units - first + programs - 1) // programs
-    else:
-        count = (tiles - first + programs - 1) // programs * parts
+    count = (tiles - first + programs - 1) // programs * parts
     for stage in gl.static_range(STAGES - 1):
         ask(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, stage, count, parts, stage,
-            MODE, UP, SIDE, TOLD, R, G, E, FULL, COPY, WORD,
+            MODE, UP, SIDE, False, R, G, E, FULL, COPY, WORD,
         )  # fmt: skip
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
-    kept_s, kept_a = kept, kept
-    if TOLD:
-        kept_s = gl.allocate_shared_memory(TYPE, [2 * STRETCHES + 2, G, R], PLAIN)
-        if MODE == "affine":
-            kept_a = gl.allocate_shared_memory(TYPE, [2 * STRETCHES + 2, G, R], PLAIN)
-        elif MODE == "gate":
-            kept_a = gl.allocate_shared_memory(gl.int32, [2 * STRETCHES + 2, G, R], PLAIN)
     carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
-    wave = (first * 0).to(gl.float64)
-    for i in range(count + 1 if TOLD else count):
+    for i in range(count):
         freed = (i + STAGES - 1) % STAGES
-        if TOLD:
-            # What others tell of the former wave arrives while this part is looked at.
-            former = gl.maximum(i - 1, 0)
-            base = former * programs
-            lane = gl.arange(0, K, LANE)
-            needed = ((lane < programs) & (base + lane < units) & (i > 0)).to(gl.int32)
-            source = told + base.to(gl.int64) + lane
-            heard_s = overheard(source, needed, 64)
-            heard_a = heard_s
-            if MODE == "affine":
-                heard_a = overheard(source + units.to(gl.int64), needed, 64)
-            if i < count:
-                async_copy.wait_group(STAGES - 2)
-                tile, place = unit_of(i, first, programs, parts, TOLD)
-                begin = begin_of(place, parts, n, UP, C)
-                totals, gains = line_totals(
-                    kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
-                    G, E, NW, FULL, LINE, WORD,
-                )  # fmt: skip
-                all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
-                put_by(kept_s, i % 2, behind, totals, STRETCHES)
-                if MODE == "affine" or MODE == "gate":
-                    put_by(kept_a, i % 2, passes, gains, STRETCHES)
-                target = told + (i * programs + first).to(gl.int64)
-                tell_last(target, all_s, all_a, MODE == "gate", G, LINES)
-                if MODE == "affine":
-                    tell_last(target + units.to(gl.int64), all_a, all_a, False, G, LINES)
-            if i > 0:
-                tile, place = unit_of(former, first, programs, parts, TOLD)
-                begin = begin_of(place, parts, n, UP, C)
-                heard_s = hear(source, heard_s, 1)
-                if MODE == "affine":
-                    heard_a = hear(source + units.to(gl.int64), heard_a, 1)
-                arriving, wave = arrived(
-                    heard_s, heard_a, lane, needed, base, first, programs, units, parts, wave, MODE
-                )
-                T, totals = taken_up(kept_s, former % 2, STRETCHES, LINES)
-                passes, gains = T, totals
-                if MODE == "affine" or MODE == "gate":
-                    passes, gains = taken_up(kept_a, former % 2, STRETCHES, LINES)
-                T = onward(T, passes, arriving, MODE)
-                finish(
-                    y, out, words, kept, kept_x, kept_y, kept_words, freed, row_dims, row_y,
-                    row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
-                    UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
-                )  # fmt: skip
-            ask(
-                dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
-                axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
-                MODE, UP, SIDE, TOLD, R, G, E, FULL, COPY, WORD,
-            )  # fmt: skip
+        ask(
+            dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+            axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
+            MODE, UP, SIDE, False, R, G, E, FULL, COPY, WORD,
+        )  # fmt: skip
+        async_copy.wait_group(STAGES - 1)
+        tile, place = unit_of(i, first, programs, parts, False)
+        begin = begin_of(place, parts, n, UP, C)
+        nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
+        totals, gains = line_totals(
+            kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
+            G, E, NW, FULL, LINE, WORD,
+        )  # fmt: skip
+        all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
+        arriving = gl.where(place > 0, carry, nothing)[None, :]
+        left = onward(all_s.to(gl.float64), all_a, arriving, MODE)
+        last = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None] == G - 1
+        if MODE == "mark":
+            carry = gl.reduce(gl.where(last, left, -_INFINITY), 0, larger)
         else:
-            ask(
-                dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
-                axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
-                MODE, UP, SIDE, TOLD, R, G, E, FULL, COPY, WORD,
-            )  # fmt: skip
-            async_copy.wait_group(STAGES - 1)
-            tile, place = unit_of(i, first, programs, parts, TOLD)
-            begin = begin_of(place, parts, n, UP, C)
-            nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
-            totals, gains = line_totals(
-                kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
-                G, E, NW, FULL, LINE, WORD,
-            )  # fmt: skip
-            all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
-            arriving = gl.where(place > 0, carry, nothing)[None, :]
-            left = onward(all_s.to(gl.float64), all_a, arriving, MODE)
-            last = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None] == G - 1
-            if MODE == "mark":
-                carry = gl.reduce(gl.where(last, left, -_INFINITY), 0, larger)
-            else:
-                carry = gl.sum(gl.where(last, left, 0.0), 0)
-            T = onward(behind, passes, arriving, MODE)
-            finish(
-                y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
-                row_out, axis_y, axis_out, n, tile, begin, T, totals, gains, KIND, TIES, MODE,
-                UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY,
-            )  # fmt: skip
-
-
-@gluon.jit
-def put_by(kept, turn, behind, stretches, COUNT: tl.constexpr):
-    """Keep what is known of a part's lines until it is finished: what is behind each, and what its
-    first stretches do."""
-    kept.index(turn * (COUNT + 1)).store(behind)
-    for k in gl.static_range(0, COUNT):
-        kept.index(turn * (COUNT + 1) + k + 1).store(stretches[k])
-
-
-@gluon.jit
-def taken_up(kept, turn, COUNT: tl.constexpr, LINES: tl.constexpr):
-    stretches = ()
-    for k in gl.static_range(0, COUNT):
-        stretches = stretches + (kept.index(turn * (COUNT + 1) + k + 1).load(LINES),)
-    return kept.index(turn * (COUNT + 1)).load(LINES), stretches
+            carry = gl.sum(gl.where(last, left, 0.0), 0)
+        T = onward(behind, passes, arriving, MODE)
+        edge = T
+        if MODE == "affine":
+            number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+            line = begin + (G - 1 - number if UP else number) * E
+            edge = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
+        finish(
+            out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_out, axis_out,
+            n, tile, begin, T, totals, gains, edge, KIND, TIES, MODE, UP, TYPE, SIDE, R, G, E, NW,
+            FULL, LINE, WORD, COPY,
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -411,14 +329,14 @@ def onward(s, a, arriving, MODE: tl.constexpr):
 
 @gluon.jit
 def finish(
-    y, out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_y, row_out, axis_y,
-    axis_out, n, tile, begin, T, totals, gains, KIND: tl.constexpr, TIES: tl.constexpr,
-    MODE: tl.constexpr,
+    out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_out, axis_out, n, tile,
+    begin, T, totals, gains, edge, KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr,
     UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr, WORD: tl.constexpr,
     COPY: tl.constexpr,
 ):  # fmt: skip
-    """Run through a part, what arrives at each line being T, [G, R], and store it."""
+    """Run through a part, what arrives at each line being T, [G, R], and store it; `edge` is y of
+    the place before each line, where that is needed."""
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     line = begin + (G - 1 - number if UP else number) * E
@@ -449,7 +367,6 @@ def finish(
         if MODE == "affine":
             u = numbers_of(kept_x, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
             w = numbers_of(kept_y, stage, begin, n, 1.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
-            edge = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
             edge = edge.to(TYPE)
         elif MODE == "gate":
             again = anew(kept_words.index(stage).load(WORD), n)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..gluon import gl, gluon
+from .line_scans import both_added
 from .recurrence import larger
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -26,7 +27,7 @@ def tell_last(target, values, gates, GATED: tl.constexpr, G: tl.constexpr, LINES
 
 
 @gluon.jit
-def arrived(
+def arrived_from(
     heard_s, heard_a, lane, needed, base, first, programs, units, parts, before, MODE: tl.constexpr
 ):
     """What arrives at this program's part of a wave, and at the wave after it, where `before`
@@ -41,22 +42,31 @@ def arrived(
     for_me = (needed != 0) & (lane >= own) & (lane < first)
     for_next = (needed != 0) & (lane >= next_own)
     if MODE == "sum":
-        here = gl.sum(gl.where(for_me, s, 0.0), 0)
-        there = gl.sum(gl.where(for_next, s, 0.0), 0)
+        here, there = gl.reduce(
+            (gl.where(for_me, s, 0.0), gl.where(for_next, s, 0.0)), 0, both_added
+        )
         here = gl.where(own < 0, here + before, here)
         there = gl.where(next_own < 0, there + before, there)
     elif MODE == "mark":
-        here = gl.reduce(gl.where(for_me, s, -_INFINITY), 0, larger)
-        there = gl.reduce(gl.where(for_next, s, -_INFINITY), 0, larger)
+        here, there = gl.reduce(
+            (gl.where(for_me, s, -_INFINITY), gl.where(for_next, s, -_INFINITY)), 0, both_larger
+        )
         here = gl.where(own < 0, larger(here, before), here)
         there = gl.where(next_own < 0, larger(there, before), there)
     elif MODE == "gate":
         # What arrives was added since the last part that lets nothing through, or a row began.
         shut = (needed != 0) & (((heard_s & 1) == 0) | ((base + lane) % parts == 0))
-        shut_me = gl.max(gl.where(shut & (lane < first), lane, -1), 0)
-        shut_next = gl.max(gl.where(shut, lane, -1), 0)
-        here = gl.sum(gl.where(for_me & (lane >= shut_me), s, 0.0), 0)
-        there = gl.sum(gl.where(for_next & (lane >= shut_next), s, 0.0), 0)
+        shut_me, shut_next = gl.reduce(
+            (gl.where(shut & (lane < first), lane, -1), gl.where(shut, lane, -1)), 0, both_last
+        )
+        here, there = gl.reduce(
+            (
+                gl.where(for_me & (lane >= shut_me), s, 0.0),
+                gl.where(for_next & (lane >= shut_next), s, 0.0),
+            ),
+            0,
+            both_added,
+        )
         here = gl.where((own < 0) & (shut_me < 0), here + before, here)
         there = gl.where((next_own < 0) & (shut_next < 0), there + before, there)
     else:
@@ -64,8 +74,19 @@ def arrived(
         a = gl.where(needed != 0, a, 1.0)
         s = gl.where(needed != 0, s, 0.0)
         goes_on, a, s = gl.associative_scan((gl.where(begins, 0, 1), a, s), 0, in_turn)
-        here, here_a, here_on = at_lane(s, a, goes_on, lane == first - 1)
-        there, there_a, there_on = at_lane(s, a, goes_on, lane == programs - 1)
+        mine_last, wave_last = lane == first - 1, lane == programs - 1
+        here, here_a, here_on, there, there_a, there_on = gl.reduce(
+            (
+                gl.where(mine_last, s, 0.0),
+                gl.where(mine_last, a, 0.0),
+                gl.where(mine_last, goes_on, 0),
+                gl.where(wave_last, s, 0.0),
+                gl.where(wave_last, a, 0.0),
+                gl.where(wave_last, goes_on, 0),
+            ),
+            0,
+            all_added,
+        )
         here = gl.where(here_on != 0, here + here_a * before, here)
         here = gl.where(first > 0, here, before)
         here = gl.where(mine % parts == 0, 0.0, here)
@@ -80,9 +101,16 @@ def in_turn(g1, a1, s1, g2, a2, s2):
     return g1 & g2, tl.where(g2 != 0, a1 * a2, a2), tl.where(g2 != 0, s2 + a2 * s1, s2)
 
 
-@gluon.jit
-def at_lane(s, a, gate, one):
-    s = gl.where(one, s, 0.0)
-    a = gl.where(one, a, 0.0)
-    gate = gl.where(one, gate, 0)
-    return gl.sum(s, 0), gl.sum(a, 0), gl.sum(gate, 0)
+@triton.jit
+def all_added(s1, a1, g1, s2, a2, g2, s3, a3, g3, s4, a4, g4):
+    return s1 + s3, a1 + a3, g1 + g3, s2 + s4, a2 + a4, g2 + g4
+
+
+@triton.jit
+def both_larger(a1, b1, a2, b2):
+    return larger(a1, a2), larger(b1, b2)
+
+
+@triton.jit
+def both_last(a1, b1, a2, b2):
+    return tl.maximum(a1, a2), tl.maximum(b1, b2)
