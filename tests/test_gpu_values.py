@@ -135,8 +135,8 @@ def test_held_rows_in_small_parts(spec, element):
 WALKED = [
     ((18, 4096), (1,)),
     ((27, 3088), (1,)),
-    ((5, 20_480), (1,)),
-    ((2, 40_016), (1,)),
+    ((5, 40_960), (1,)),
+    ((2, 80_016), (1,)),
     ((512, 576), (0,)),
     ((2, 400, 560), (1,)),
 ]
@@ -150,6 +150,7 @@ def test_scans_of_small_parts_in_shared_memory(spec, element):
     few = ("cumsum", "cumprod", "log_cumsum_exp")
     sizes = (*((kind, 512, 2, 512, 2) for kind in few), ("", 2048, 2, 2048, 2))
     strips = (*((kind, 2048, 2, 1024, 2) for kind in few), ("", 4096, 2, 2048, 2))
+    held = (*((kind, 2048, 8, 1024, 4) for kind in few), ("", 8192, 8, 4096, 4))
     small = replace(
         table.table_of("sm_90"),
         fill=18,
@@ -158,7 +159,7 @@ def test_scans_of_small_parts_in_shared_memory(spec, element):
         walked_columns=strips,
         walked_strips=strips,
         walked_axis=1,
-        held_scans=sizes,
+        held_scans=held,
     )
     missed, met = [], set()
     with table.using(launch.device_arch(0), small):

@@ -128,12 +128,11 @@ def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = 
     def ask(name: str, table: Table) -> Iterator[Question]:
         now_lines = getattr(table, name)
         for k, (kind, *sizes) in enumerate(now_lines):
+            shown = kind if kind in {spec.kind.value for spec in KINDS.values()} else other
             for half in (True, False):
                 first = 0 if half else 2
                 now = (sizes[first], sizes[first + 1])
-                first_held = name.startswith("cluster") and _is_moot(
-                    table, name, kind or other, half
-                )
+                first_held = name.startswith("cluster") and _is_moot(table, name, shown, half)
                 if not now[0] or first_held:
                     continue
                 tables = {}
@@ -145,7 +144,7 @@ def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = 
                         entry = (kind, *sizes[:first], one, two, *sizes[first + 2 :])
                         tables[f"{one}/{two}"] = _with_entry(table, name, k, entry)
                 label = _label(name, kind, half)
-                probes = _on_shapes(kind or other, shapes, half)
+                probes = _on_shapes(shown, shapes, half)
                 yield Question(label, f"{now[0]}/{now[1]}", tables, probes)
 
     return ask
@@ -296,6 +295,7 @@ FIELDS: dict[str, Ask | str] = {
     "held_width": _on(_COLUMNS),
     "held_bytes": "all that a processor has, but for what its joins take",
     "held_registers": "as many as the assembler takes without spilling",
+    "held_scan_registers": "as many as the assembler takes without spilling",
     "walked_rows": _by_kind("cummax", [((1024, 131072), 1)], 512, 4096),
     "walked_from": _by_place((0, 1 << 40)),
     "walked_parts": _on(
@@ -310,7 +310,7 @@ FIELDS: dict[str, Ask | str] = {
     "held_first": _by_place((0, 1)),
     "held_parts": _on(
         _probes("cumprod", (64, 2048, 512), 1, "bf16"),
-        _probes("cumsum", (1, 1 << 27), elements="bf16"),
+        _probes("cummax", (64, 2048, 512), 1, "bf16"),
         values=lambda now: sorted({2, 3, now}),
     ),
     "strided_tile": "as large as the assembler takes without spilling",

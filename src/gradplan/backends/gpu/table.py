@@ -67,7 +67,6 @@ class Table:
     held_bytes: int
     """... with room for so many bytes of parts ..."""
     held_registers: tuple[int, int]
-    held_scan_registers: tuple[int, int]
     """... and so many registers for threads that write gradients, and that join states."""
     walked_rows: Lines
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
@@ -83,8 +82,10 @@ class Table:
     walked_axis: int
     """... along an axis of so many places at least."""
     held_scans: Lines
-    """The same of longer rows whose parts all programs take in turn; where x and y are read too,
-    with room for `walked_parts`."""
+    """The same of longer rows whose parts all programs take in turn, with room for `held_bytes` of
+    them ..."""
+    held_scan_registers: Lines
+    """... and registers, as in `held_registers`: by four warps, and by eight."""
     held_first: ByPlace
     """... whether they do where a cluster could hold the rows ..."""
     held_parts: int
@@ -218,6 +219,11 @@ class Table:
         tile, warps = _line_of(getattr(self, place), kind, element)
         return (tile // 2 if element is ElementKind.F64 else tile), warps
 
+    def registers_of(self, kind: str, warps: int) -> tuple[int, int]:
+        """The registers of threads of held scans that write gradients, and that join states."""
+        sizes = next(sizes for name, *sizes in self.held_scan_registers if name in ("", kind))
+        return (sizes[0], sizes[1]) if warps <= 4 else (sizes[2], sizes[3])
+
 
 def _line_of(lines: Lines, kind: str, element: ElementKind) -> tuple[int, int]:
     for name, *sizes in lines:
@@ -275,7 +281,6 @@ _SM_90 = Table(
     held_width=256,
     held_bytes=192 << 10,
     held_registers=(136, 144),
-    held_scan_registers=(208, 96),
     walked_rows=(
         ("cumsum", 4096, 2, 4096, 2),
         ("cumprod", 2048, 2, 2048, 2),
@@ -286,8 +291,8 @@ _SM_90 = Table(
         ("walked_rows", "cumsum", 16384, 16384),
         ("walked_rows", "cumprod", 4096, 16384),
         ("walked_rows", "", 8192, 8192),
-        ("held_scans", "cumprod", 1 << 22, 1 << 22),
-        ("held_scans", "log_cumsum_exp", 1 << 22, 1 << 22),
+        ("held_scans", "cumprod", 1 << 20, 1 << 20),
+        ("held_scans", "log_cumsum_exp", 1 << 20, 1 << 20),
         ("held_scans", "cumsum", 1 << 20, 1 << 20),
         ("held_scans", "", 1 << 16, 1 << 16),
     ),
@@ -307,10 +312,12 @@ _SM_90 = Table(
     walked_axis=1024,
     held_scans=(
         ("cumsum", 16384, 4, 8192, 4),
-        ("cumprod", 8192, 4, 4096, 4),
+        ("cumprod", 8192, 8, 4096, 4),
         ("log_cumsum_exp", 8192, 4, 4096, 4),
-        ("", 16384, 4, 8192, 4),
+        ("mark", 16384, 4, 8192, 4),
+        ("", 16384, 8, 8192, 4),
     ),
+    held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
     held_first=(
         ("held_rows", "prod", 1, 1),
         ("held_rows", "softmax", 1, 0),
@@ -460,7 +467,6 @@ _INTERPRETER = Table(
     held_width=128,
     held_bytes=192 << 10,
     held_registers=(136, 144),
-    held_scan_registers=(208, 96),
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,
@@ -468,6 +474,7 @@ _INTERPRETER = Table(
     walked_strips=(("", 0, 4, 0, 4),),
     walked_axis=1,
     held_scans=(("", 0, 4, 0, 4),),
+    held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
     held_first=(),
     held_parts=3,
     lag=5,
@@ -522,6 +529,7 @@ _OTHERS = replace(
     cluster_rows=tuple(
         (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.cluster_rows
     ),
+    held_scans=(("cumprod", 8192, 4, 4096, 4), *_SM_90.held_scans),  # for the stack
 )
 _NONE: Lines = (("", 0, 1, 0, 1),)
 _SM_80 = replace(

@@ -141,14 +141,14 @@ class _Walk:
         far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
         each = tile * item * (3 if self.desc.kind in _FROM_Y else 1) + bits * tile // 8
+        most = min(_TOGETHER, _SHARED // (stages * each))
         if held:
-            stages = min(_STAGES, self.table.held_bytes // each)
+            last = tile * item if self.desc.kind in _FROM_Y else 0  # has room for two parts
+            stages = min(_STAGES, (self.table.held_bytes - 2 * last) // (each - last))
+            most = stages >= 2
         longest = _LONGEST_LOG if self.log else _LONGEST
-        if far or stages * each > _SHARED or e > longest or (self.marked and e < _BITS):
+        if far or not most or e > longest or (self.marked and e < _BITS):
             return None
-        if stages < 2:
-            return None
-        most = 1 if held else min(_TOGETHER, _SHARED // (stages * each))
         if self.columns:  # what takes registers: many elements a thread, gates, f64, what is masked
             if bits and not self.full(r, tile // r):
                 most = 1
@@ -212,10 +212,10 @@ class _Walk:
         else:
             kernel = "held_scans.held_scan"
             grid = min(parts.programs, parts.tiles * parts.number)
-            registers = all_registers(2 * parts.warps + _JOINERS)
+            registers = all_registers(-(-(2 * parts.warps + _JOINERS) // 4) * 4)
             arguments.append(("told", Pointer(WORKSPACE, "i64", told)))
             constants += [("K", up(max(parts.programs, 32 * _JOINERS))), ("JOINERS", _JOINERS)]
-            constants += [("REGISTERS", self.table.held_scan_registers)]
+            constants += [("REGISTERS", self.table.registers_of(kind, parts.warps))]
         return Step(
             kernel=kernel,
             grid=grid,

@@ -50,6 +50,28 @@ def exp_f32(x, POWER: tl.constexpr = 0):
 
 
 @triton.jit
+def split_exp(x, whole, part):
+    """exp(x) · 2^(whole + part) of an f32 as a number near 1 and a power of two: within
+    2 · 2⁻²⁴, for a whole number and a small one, |x| below 2¹⁷."""
+    if _INTERPRETED:
+        wide = tl.exp2(x.to(tl.float64) * 1.4426950408889634 + (whole + part).to(tl.float64))
+        return wide.to(tl.float32), tl.zeros_like(x).to(tl.int32)
+    else:
+        # As in `exp_f32`: the product is never rounded by itself.
+        whole = whole + _SHIFT
+        shifted = tl.fma(x, _LOG2_E, whole)
+        rest = tl.fma(x, _LOG2_E, whole - shifted)
+        rest = tl.fma(x, _LOG2_E_MORE, rest) + part
+        return plain_exp2(rest), shifted.to(tl.int32, bitcast=True) - _SHIFT_BITS
+
+
+@triton.jit
+def powered(x, exponent):
+    """x · 2^exponent, of normal numbers."""
+    return (x.to(tl.int32, bitcast=True) + (exponent << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def power_of_two_f32(exponent):
     """2^exponent, for −126 ≤ exponent ≤ 127."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)

@@ -10,6 +10,7 @@ at which all that arrives is known, and asks for the next ones.
 All programs must run at the same time: the launch is a cooperative one.
 """
 
+import triton
 import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon, mbarrier
@@ -18,12 +19,14 @@ from .hearing import hear, overheard
 from .line_scans import mode_of
 from .walk_logs import arrived_logs, ends_of, give_logs, past_place, take_logs
 from .walk_memory import (
-    ask,
+    ask_part,
     begin_of,
+    copy,
     copy_layout,
     line_layout,
     lines_layout,
     nearer,
+    offsets,
     shared_layout,
     unit_of,
 )
@@ -85,9 +88,13 @@ def held_scan(
     # What is behind each line of a part, and what its first stretches do.
     kept_s = gl.allocate_shared_memory(TYPE, [STAGES * S, G, 1], PLAIN)
     kept_a = kept_s
-    if MODE == "affine" or MODE == "log":
+    # What is needed last comes last, and has room for two parts.
+    if MODE == "affine":
         kept_x = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, G, E], SHARED)
+        kept_y = gl.allocate_shared_memory(y.dtype.element_ty, [2, G, E], SHARED)
+    elif MODE == "log":
         kept_y = gl.allocate_shared_memory(y.dtype.element_ty, [STAGES, G, E], SHARED)
+        kept_x = gl.allocate_shared_memory(x.dtype.element_ty, [2, G, E], SHARED)
     elif MODE == "gate":
         kept_words = gl.allocate_shared_memory(gl.int32, [STAGES, G, E // 32], PLAIN)
     if MODE == "affine":
@@ -110,6 +117,10 @@ def held_scan(
             ask_for(
                 dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps, x_steps, y_steps, n,
                 first, programs, i, count, parts, 0, MODE, UP, ELEMENT, G, E, NW, FULL,
+            )  # fmt: skip
+            ask_last(
+                x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, i, count, parts, MODE,
+                UP, ELEMENT, G, E, NW, FULL,
             )  # fmt: skip
             beside = beside_of(y, y_steps, n, first, programs, i, parts, MODE, UP, G, E, NW)
             take_part(
@@ -137,9 +148,11 @@ def held_scan(
         for stage in gl.static_range(STAGES):
             mbarrier.init(arrived.index(stage), 32 * NW)
             mbarrier.init(taken.index(stage), 1)
+        last = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         known = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         used = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         for half in gl.static_range(2):
+            mbarrier.init(last.index(half), 32 * NW)
             mbarrier.init(known.index(half), 1)
             mbarrier.init(used.index(half), 1)
         gl.warp_specialize(
@@ -156,9 +169,9 @@ def held_scan(
                     giving,
                     (
                         dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a,
-                        inward, arrived, taken, known, used, dy_steps, x_steps, y_steps, out_steps,
-                        n, first, programs, count, parts, KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E,
-                        STAGES, NW, FULL,
+                        inward, arrived, taken, last, known, used, dy_steps, x_steps, y_steps,
+                        out_steps, n, first, programs, count, parts, KIND, TIES, MODE, UP, TYPE,
+                        ELEMENT, G, E, STAGES, NW, FULL,
                     ),
                 ),
                 (
@@ -202,7 +215,7 @@ def taking(
 @gluon.jit
 def giving(
     dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, arrived, taken,
-    known, used, dy_steps, x_steps, y_steps, out_steps, n, first, programs, count, parts,
+    last, known, used, dy_steps, x_steps, y_steps, out_steps, n, first, programs, count, parts,
     KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr, UP: tl.constexpr,
     TYPE: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     STAGES: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
@@ -214,6 +227,12 @@ def giving(
             programs, ahead, count, parts, ahead, MODE, UP, ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
         async_copy.mbarrier_arrive(arrived.index(ahead), increment_count=False)
+        if ahead < 2:
+            ask_last(
+                x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, ahead, count, parts,
+                MODE, UP, ELEMENT, G, E, NW, FULL,
+            )  # fmt: skip
+            async_copy.mbarrier_arrive(last.index(ahead), increment_count=False)
     beside = beside_of(y, y_steps, n, first, programs, 0, parts, MODE, UP, G, E, NW)
     for i in range(count):
         stage = i % STAGES
@@ -222,6 +241,7 @@ def giving(
         after = beside_of(y, y_steps, n, first, programs, later, parts, MODE, UP, G, E, NW)
         mbarrier.wait(arrived.index(stage), phase)
         mbarrier.wait(taken.index(stage), phase)
+        mbarrier.wait(last.index(i & 1), (i >> 1) & 1)
         mbarrier.wait(known.index(i & 1), (i >> 1) & 1)
         give_part(
             dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward,
@@ -235,6 +255,11 @@ def giving(
             programs, i + STAGES, count, parts, stage, MODE, UP, ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
         async_copy.mbarrier_arrive(arrived.index(stage), increment_count=False)
+        ask_last(
+            x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, i + 2, count, parts, MODE,
+            UP, ELEMENT, G, E, NW, FULL,
+        )  # fmt: skip
+        async_copy.mbarrier_arrive(last.index(i & 1), increment_count=False)
         beside = after
 
 
@@ -274,14 +299,50 @@ def ask_for(
     programs, i, count, parts, stage, MODE: tl.constexpr, UP: tl.constexpr, ELEMENT: tl.constexpr,
     G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Ask for a program's i-th part, if there is one."""
+    """Ask for a program's i-th part, if there is one, of all arrays but the last."""
     COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
     WORD: tl.constexpr = line_layout(False, 1, E // 32 if E > 32 else 1, NW)
-    ask(
+    tile, place = unit_of(i, first, programs, parts, True)
+    begin = begin_of(place, parts, n, UP, G * E)
+    ask_part(
         dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps[0], dy_steps[1], x_steps[1],
-        y_steps[1], dy_steps[2], x_steps[2], y_steps[2], n, first, programs, i, count, parts, stage,
-        "affine" if MODE == "log" else MODE, UP, False, True, 1, G, E, FULL, COPY, WORD,
+        y_steps[1], dy_steps[2], x_steps[2], y_steps[2], n, tile, begin, i < count, stage,
+        needed_first(MODE), UP, False, 1, G, E, FULL, COPY, WORD,
     )  # fmt: skip
+
+
+@gluon.jit
+def ask_last(
+    x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, i, count, parts, MODE: tl.constexpr,
+    UP: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    """Ask for what only gradients need: y (cumprod) or x (log-cumsum-exp)."""
+    COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
+    if i < count:
+        tile, place = unit_of(i, first, programs, parts, True)
+        begin = begin_of(place, parts, n, UP, G * E)
+        if MODE == "affine":
+            ask_one(y, kept_y, i & 1, y_steps, tile, begin, n, UP, G, E, FULL, COPY)
+        elif MODE == "log":
+            ask_one(x, kept_x, i & 1, x_steps, tile, begin, n, UP, G, E, FULL, COPY)
+
+
+@gluon.jit
+def ask_one(
+    pointer, kept, stage, steps, tile, begin, n, UP: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    FULL: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    base, at, there = offsets(
+        tile, begin, n, steps[0], steps[1], steps[2], UP, False, 1, G, E, COPY
+    )
+    copy(pointer + base + at, there, kept.index(stage), FULL)
+
+
+@triton.constexpr_function
+def needed_first(mode):
+    """What `walk_memory.ask_part` asks for, of what is told of parts."""
+    return {"affine": "x", "log": "y"}.get(mode, mode)
 
 
 @gluon.jit
@@ -418,7 +479,8 @@ def give_part(
     if MODE == "log":
         give_logs(
             dy, x, y, out, kept, kept_x, kept_y, kept_s, kept_a, dy_steps, x_steps, y_steps,
-            out_steps, tile, place, begin, stage, n, beside, arriving, ELEMENT, UP, G, E, NW, FULL,
+            out_steps, tile, place, begin, stage, i & 1, n, beside, arriving, ELEMENT, UP, G, E, NW,
+            FULL,
         )  # fmt: skip
     else:
         T, totals = taken_up(kept_s, stage, S, LINES)
@@ -427,7 +489,7 @@ def give_part(
             passes, gains = taken_up(kept_a, stage, S, LINES)
         T = onward(T, passes, arriving, MODE)
         finish(
-            out, words, kept, kept_x, kept_y, kept_words, stage, out_steps[0], out_steps[1],
+            out, words, kept, kept_x, kept_y, kept_words, stage, i & 1, out_steps[0], out_steps[1],
             out_steps[2], n, tile, begin, T, totals, gains, beside, KIND, TIES, MODE, UP, TYPE,
             False, 1, G, E, NW, FULL, LINE, WORD, COPY,
         )  # fmt: skip

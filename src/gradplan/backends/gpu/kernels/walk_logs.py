@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
-from .arithmetic import exp_of_difference, far_exp
+from .arithmetic import exp_of_difference, far_exp, power_of_two_f32, powered, split_exp
 from .line_scans import behind_sum, both_added, even, exp_between, near_enough
 from .recurrence import ratio
 from .walk_memory import (
@@ -28,7 +28,7 @@ from .walk_memory import (
     shared_layout,
     unit_of,
 )
-from .walks import nth, store_part
+from .walks import block_of, nth, store_part
 from .waves import tell_last
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -38,6 +38,9 @@ _POWER = tl.constexpr(32)
 _UPWARDS = tl.constexpr(2.0**32)
 _DOWNWARDS = tl.constexpr(2.0**-32)
 _LEAST = tl.constexpr(2.0**-1000)
+# log₂ e in two parts.
+_LOG2_E = tl.constexpr(1.4426950216293335)
+_LOG2_E_MORE = tl.constexpr(1.925963033500011e-08)
 
 
 @gluon.jit
@@ -126,14 +129,14 @@ def walk_logs(
         inward = gl.where(place > 0, inward, 0.0)
         async_copy.wait_group(STAGES - 1)
         terms = terms_of(
-            kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ELEMENT, UP, SIDE, R, G, E,
-            FULL, LINE, LINES,
+            kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ref_e, ELEMENT, UP, SIDE, R, G,
+            E, FULL, LINE, LINES,
         )  # fmt: skip
         total = summed(terms, E, UP)
         s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
         results, S = shares_of(
             terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, n, ref,
-            ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
+            ref_e, ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
         )  # fmt: skip
         each = gl.where(finite(S) & usual[None, :], 1, 0)
         left, of_row = gl.reduce((gl.where(number == G - 1, s, 0.0), each), 0, sum_and_least)
@@ -172,10 +175,11 @@ def take_logs(
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     line = begin + (G - 1 - number if UP else number) * E
     low, high, _past = ends
-    ref, _e, usual = reference_of(low, high)
+    ref, ref_e, usual = reference_of(low, high)
     terms = terms_of(
-        kept, kept_y, stage, begin, n, line, ref, ELEMENT, UP, False, 1, G, E, FULL, LINE, LINES
-    )
+        kept, kept_y, stage, begin, n, line, ref, ref_e, ELEMENT, UP, False, 1, G, E, FULL, LINE,
+        LINES,
+    )  # fmt: skip
     if ELEMENT == "f32":  # kept in place of dy
         value = flat(lines_of(terms, 1, G, E), False, 1, G, E)
         kept.index(stage).store(gl.convert_layout(value, LINE))
@@ -198,7 +202,7 @@ def take_logs(
 @gluon.jit
 def give_logs(
     dy, x, y, out, kept, kept_x, kept_y, kept_s, kept_good, dy_steps, x_steps, y_steps, out_steps,
-    tile, place, begin, stage, n, ends, arriving, ELEMENT: tl.constexpr, UP: tl.constexpr,
+    tile, place, begin, stage, last, n, ends, arriving, ELEMENT: tl.constexpr, UP: tl.constexpr,
     G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """For `held_scans`: the gradients of a part, at which so much arrives in terms of y past it,
@@ -209,7 +213,7 @@ def give_logs(
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     line = begin + (G - 1 - number if UP else number) * E
     low, high, past = ends
-    ref, _e, _usual = reference_of(low, high)
+    ref, ref_e, _usual = reference_of(low, high)
     arriving = gl.where(place > 0, arriving, 0.0)
     inward = gl.where(place > 0, brought(arriving, past[None, :], ref[None, :]), 0.0)
     if ELEMENT == "f32":
@@ -218,12 +222,14 @@ def give_logs(
         )
     else:
         terms = terms_of(
-            kept, kept_y, stage, begin, n, line, ref, ELEMENT, UP, False, 1, G, E, FULL, LINE, LINES
-        )
+            kept, kept_y, stage, begin, n, line, ref, ref_e, ELEMENT, UP, False, 1, G, E, FULL,
+            LINE, LINES,
+        )  # fmt: skip
     S = kept_s.index(stage).load(LINES) + inward.to(gl.float32)
     results, S = shares_of(
-        terms, S, kept_x, stage, begin, n, ref, ELEMENT, UP, False, 1, G, E, FULL, LINE, LINES
-    )
+        terms, S, kept_x, last, begin, n, ref, ref_e, ELEMENT, UP, False, 1, G, E, FULL, LINE,
+        LINES,
+    )  # fmt: skip
     if least(gl.where(finite(S), kept_good.index(stage).load(LINES), 0)) == 1:
         store_part(
             out, kept, stage, results, tile, begin, n, out_steps[0], out_steps[1], out_steps[2], UP,
@@ -246,27 +252,42 @@ def past_place(y, tile, begin, n, y_steps, UP: tl.constexpr, C: tl.constexpr):
 
 @gluon.jit
 def summed(terms, E: tl.constexpr, UP: tl.constexpr):
-    """The sum of a line's terms, from its far end."""
-    total = terms[nth(0, E, UP)]
-    for k in gl.static_range(1, E):
-        total = terms[nth(k, E, UP)] + total
-    return total
+    """The sum of a line's terms, from its far end; see `block_of`."""
+    B: tl.constexpr = block_of(E)
+    for block in gl.static_range(0, E // B):
+        total = terms[nth(block * B, E, UP)]
+        for k in gl.static_range(block * B + 1, (block + 1) * B):
+            total = terms[nth(k, E, UP)] + total
+        if block == 0:
+            all_s = total
+        else:
+            all_s = total + all_s
+    return all_s
 
 
 @gluon.jit
 def shares_of(
-    terms, S, kept_x, stage, begin, n, ref, ELEMENT: tl.constexpr, UP: tl.constexpr,
+    terms, S, kept_x, stage, begin, n, ref, ref_e, ELEMENT: tl.constexpr, UP: tl.constexpr,
     SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
     LINE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a part's lines, at which S arrives, and S of their last places: it is not
     finite where any was not."""
     u = numbers_of(kept_x, stage, begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL, LINE, LINES)
+    whole, part = -(ref_e + _POWER), -beyond_whole(ref, ref_e)
     results = ()
     for k in gl.static_range(0, E):
         S = terms[nth(k, E, UP)] + S
         # Where x is −∞ the share is 0.
-        value = exp_of_difference(u[nth(k, E, UP)], ref[None, :], ELEMENT, -_POWER) * S
+        if ELEMENT == "f32":
+            above = gl.maximum(
+                u[nth(k, E, UP)], ref[None, :] - 104.0, propagate_nan=tl.PropagateNan.ALL
+            )
+            weight, power = split_exp(above, whole[None, :], part[None, :])
+            half = power >> 1
+            value = weight * power_of_two_f32(half) * power_of_two_f32(power - half) * S
+        else:
+            value = exp_of_difference(u[nth(k, E, UP)], ref[None, :], ELEMENT, -_POWER) * S
         if UP:
             results = (value,) + results
         else:
@@ -362,20 +383,31 @@ def reference_of(low, high):
 
 @gluon.jit
 def terms_of(
-    kept, kept_y, stage, begin, n, line, ref, ELEMENT: tl.constexpr, UP: tl.constexpr,
+    kept, kept_y, stage, begin, n, line, ref, ref_e, ELEMENT: tl.constexpr, UP: tl.constexpr,
     SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
     LINE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """dy of a part's places in terms of the reference, E columns [G, R]."""
     d = numbers_of(kept, stage, begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL, LINE, LINES)
     v = numbers_of(kept_y, stage, begin, n, 0.0, gl.float32, UP, SIDE, R, G, E, FULL, LINE, LINES)
+    whole, part = ref_e + _POWER, beyond_whole(ref, ref_e)
     terms = ()
     for j in gl.static_range(0, E):
-        term = d[j] * exp_of_difference(ref[None, :], v[j], ELEMENT, _POWER)
+        if ELEMENT == "f32":
+            weight, power = split_exp(-v[j], whole[None, :], part[None, :])
+            term = d[j] * powered(weight, power)
+        else:
+            term = d[j] * exp_of_difference(ref[None, :], v[j], ELEMENT, _POWER)
         if not FULL:
             term = gl.where(line + j < n, term, 0.0)
         terms = terms + (term,)
     return terms
+
+
+@gluon.jit
+def beyond_whole(ref, e):
+    """What ref, which is e · ln 2 but for a rounding, has beyond e as a power of two."""
+    return gl.fma(ref, gl.zeros_like(ref) + _LOG2_E, -e) + ref * _LOG2_E_MORE
 
 
 @gluon.jit

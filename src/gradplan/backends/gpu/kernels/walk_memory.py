@@ -146,16 +146,17 @@ def ask_part(
                 tile, begin, n, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
             )
             copy(dy + base + at, there, kept.index(stage), FULL)
-        if MODE == "affine":
+        if MODE == "affine" or MODE == "x":
             base, at, there = offsets(
                 tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
             )
             copy(x + base + at, there, kept_x.index(stage), FULL)
+        if MODE == "affine" or MODE == "y":
             base, at, there = offsets(
                 tile, begin, n, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
             )
             copy(y + base + at, there, kept_y.index(stage), FULL)
-        elif MODE == "gate":
+        if MODE == "gate":
             at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD)
             copy(words + at, there, kept_words.index(stage), FULL)
     async_copy.commit_group()

@@ -154,9 +154,9 @@ def walk_rows(
             line = begin + (G - 1 - number if UP else number) * E
             edge = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
         finish(
-            out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_out, axis_out,
-            n, tile, begin, T, totals, gains, edge, KIND, TIES, MODE, UP, TYPE, SIDE, R, G, E, NW,
-            FULL, LINE, WORD, COPY,
+            out, words, kept, kept_x, kept_y, kept_words, i % STAGES, i % STAGES, row_dims, row_out,
+            axis_out, n, tile, begin, T, totals, gains, edge, KIND, TIES, MODE, UP, TYPE, SIDE, R,
+            G, E, NW, FULL, LINE, WORD, COPY,
         )  # fmt: skip
 
 
@@ -329,14 +329,14 @@ def onward(s, a, arriving, MODE: tl.constexpr):
 
 @gluon.jit
 def finish(
-    out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_out, axis_out, n, tile,
+    out, words, kept, kept_x, kept_y, kept_words, stage, last, row_dims, row_out, axis_out, n, tile,
     begin, T, totals, gains, edge, KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr,
     UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr, WORD: tl.constexpr,
     COPY: tl.constexpr,
 ):  # fmt: skip
-    """Run through a part, what arrives at each line being T, [G, R], and store it; `edge` is y of
-    the place before each line, where that is needed."""
+    """Run through a part, what arrives at each line being T, [G, R], and store it; its y are kept
+    at `last`, and `edge` is y of the place before each line, where that is needed."""
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     line = begin + (G - 1 - number if UP else number) * E
@@ -366,7 +366,7 @@ def finish(
         u, w, c = d, d, d
         if MODE == "affine":
             u = numbers_of(kept_x, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
-            w = numbers_of(kept_y, stage, begin, n, 1.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+            w = numbers_of(kept_y, last, begin, n, 1.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
             edge = edge.to(TYPE)
         elif MODE == "gate":
             again = anew(kept_words.index(stage).load(WORD), n)
