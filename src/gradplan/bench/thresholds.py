@@ -116,6 +116,20 @@ def _cluster_rows(kind: str, half: bool) -> Shapes:
     return [((1024, 32768 if short else 131072), 1)]
 
 
+def _side_by_side(kind: str, half: bool) -> Shapes:
+    """Rows side by side, as long as ..."""
+    return [((128, 1024, 512), 1)] if _rounded(kind, half) else [((64, 2048, 512), 1)]
+
+
+def _narrow(kind: str, half: bool) -> Shapes:
+    return [((1024, 8192), 0)] if _rounded(kind, half) else [((8192, 8192), 0)]
+
+
+def _rounded(kind: str, half: bool) -> bool:
+    """... products of f32 may be whose factors are rounded one by one."""
+    return kind == "cumprod" and not half
+
+
 def _label(name: str, kind: str, half: bool) -> str:
     return f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
 
@@ -150,7 +164,7 @@ def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = 
     return ask
 
 
-def _by_side(shapes: Shapes, short: bool = False) -> Ask:
+def _by_side(shapes: Choice, short: bool = False) -> Ask:
     """A field with tiles of rows side by side for each kind: narrower and wider ones, of as many
     elements, and more and fewer threads for the same. Rows that are `short` take smaller and larger
     tiles instead, and shorter and longer lines."""
@@ -183,14 +197,14 @@ def _by_side(shapes: Shapes, short: bool = False) -> Ask:
 
 _PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
-    "side": ("cummax", [((64, 2048, 512), 1)]),
+    "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
-    "narrow_side": ("cummax", [((8192, 8192), 0)]),
+    "narrow_side": ("cummax", _narrow),
     "chained": ("cummax", [((64, 1 << 20), 1)]),
     "chained_far": ("cummax", [((1, 1 << 27), 1)]),
     "lagged_rows": ("std", [((1, 1 << 27), 1)]),
     "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
-    "walked_rows": ("cummax", [((1 << 15, 2048), 1), ((1024, 131072), 1)]),
+    "walked_rows": ("cummax", [((1 << 16, 1024), 1), ((1024, 131072), 1)]),
     "held_scans": ("cummax", [((64, 32768), 1), ((1, 1 << 27), 1)]),
     "held_rows": ("std", _cluster_rows),
     "held_columns": ("std", [((64, 2048, 512), 1)]),
@@ -341,9 +355,9 @@ FIELDS: dict[str, Ask | str] = {
     "chained_from": _on(_probes("cumprod", (4096, 16384)), _probes("cumprod", (8192, 8192))),
     "chain": _on(_probes("cumprod", (1, 1 << 27)), _probes("cumprod", (64, 1 << 20))),
     "scan_chunk": _RARE,
-    "side": _by_side([((64, 2048, 512), 1)]),
+    "side": _by_side(_side_by_side),
     "short_side": _by_side([((1024, 64, 1024), 1)], short=True),
-    "narrow_side": _by_side([((8192, 8192), 0)]),
+    "narrow_side": _by_side(_narrow),
     "ahead": _by_place((0, 1, 2)),
     "strips": _on(
         _probes("cumsum", (64, 2048, 512), 1), _probes("cumsum", (4096, 16384), 0, "f32")

@@ -56,7 +56,7 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
             loss = (16 + n) * (6 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2) * _V
         elif desc.kind is ScanKind.CUMPROD:
             # Shorter rows round their factors one by one in f32; longer ones in f64.
-            if n <= table_of(arch).scan_product:
+            if not table_of(arch).exact_product(element, n):
                 loss += 2 * (n + 8) * _W
                 accumulator = ElementKind.F32
         else:

@@ -105,8 +105,8 @@ class Table:
     """The longest row of a scan that stays in registers; half of it for f64."""
     scan_step: int
     """A tile of a longer row."""
-    scan_product: int
-    """The longest row whose factors are rounded one by one in f32."""
+    scan_product: tuple[int, int]
+    """The longest row whose factors are rounded one by one in f32: of halves, and of f32."""
     scan_words: int
     """Elements of a scan a thread: decides the number of warps."""
     scan_columns: int
@@ -219,6 +219,12 @@ class Table:
         tile, warps = _line_of(getattr(self, place), kind, element)
         return (tile // 2 if element is ElementKind.F64 else tile), warps
 
+    def exact_product(self, element: ElementKind, n: int) -> bool:
+        """Whether products along a row of so many are f64: factors rounded one by one add up their
+        errors."""
+        half = element in (ElementKind.F16, ElementKind.BF16)
+        return n > self.scan_product[0 if half else 1]
+
     def registers_of(self, kind: str, warps: int) -> tuple[int, int]:
         """The registers of threads of held scans that write gradients, and that join states."""
         sizes = next(sizes for name, *sizes in self.held_scan_registers if name in ("", kind))
@@ -289,7 +295,7 @@ _SM_90 = Table(
     ),
     walked_from=(
         ("walked_rows", "cumsum", 16384, 16384),
-        ("walked_rows", "cumprod", 4096, 16384),
+        ("walked_rows", "cumprod", 4096, 2048),
         ("walked_rows", "", 8192, 8192),
         ("held_scans", "cumprod", 1 << 20, 1 << 20),
         ("held_scans", "log_cumsum_exp", 1 << 20, 1 << 20),
@@ -299,7 +305,7 @@ _SM_90 = Table(
     walked_parts=2,
     walked_columns=(
         ("cumsum", 16384, 4, 0, 4),
-        ("cumprod", 4096, 4, 0, 4),
+        ("cumprod", 4096, 4, 2048, 4),
         ("log_cumsum_exp", 8192, 8, 2048, 4),
         ("", 8192, 4, 8192, 8),
     ),
@@ -333,7 +339,7 @@ _SM_90 = Table(
     scan_tile=1024,
     scan_resident=4096,
     scan_step=1024,
-    scan_product=8192,
+    scan_product=(8192, 1024),
     scan_words=16,
     scan_columns=128,
     scan_column_bytes=1024,
@@ -484,7 +490,7 @@ _INTERPRETER = Table(
     scan_tile=64,
     scan_resident=64,
     scan_step=32,
-    scan_product=64,
+    scan_product=(64, 64),
     scan_words=32,
     scan_columns=16,
     scan_column_bytes=64,

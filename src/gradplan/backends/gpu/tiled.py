@@ -93,9 +93,8 @@ class _Tiled:
         self.length = up(self.n)
         self.item = desc.element.size_bytes
         self.size = 2 if desc.element is ElementKind.F64 else 1
-        # Factors rounded one by one add up their errors: long products are f64.
-        long_product = self.kind is ScanKind.CUMPROD and self.n > table.scan_product
-        self.wide = desc.element is ElementKind.F64 or long_product
+        product = self.kind is ScanKind.CUMPROD and table.exact_product(desc.element, self.n)
+        self.wide = desc.element is ElementKind.F64 or product
         self.alignment, self.aligned = self.geometry.alignment(self.n, self.modes)
         self.pointers = pointers_of(self.geometry, ("dy", "x", "y", "dx"), self.modes)
         self.arguments = [*self.geometry.arguments(), ("n", integer(self.n))]

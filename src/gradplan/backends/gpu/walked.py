@@ -87,8 +87,7 @@ class _Walk:
         self.beside = geometry.rows.dims[0].extent
         self.marked = bool(desc.spec.ties)
         self.kinds = (_MARK, desc.kind.value) if self.marked else (desc.kind.value,)
-        # Factors rounded one by one add up their errors: long products are f64.
-        self.wide = desc.kind is ScanKind.CUMPROD and self.n > table.scan_product
+        self.wide = desc.kind is ScanKind.CUMPROD and table.exact_product(desc.element, self.n)
         self.log = desc.kind is ScanKind.LOG_CUMSUM_EXP
         self.processors = max(1, table.fill // 2)
         self.alignment, self.aligned = geometry.alignment(self.n, lying.modes)
