@@ -322,7 +322,7 @@ FIELDS: dict[str, Ask | str] = {
     "walked_axis": _on(_probes("cummax", (1024, 512, 512), 1), _probes("cummax", (512, 1024, 512))),
     "held_scans": _by_kind("cummax", [((1, 1 << 27), 1)], 512, 8192),
     "held_first": _by_place((0, 1)),
-    "held_parts": _on(
+    "walked_column_parts": _on(
         _probes("cumprod", (64, 2048, 512), 1, "bf16"),
         _probes("cummax", (64, 2048, 512), 1, "bf16"),
         values=lambda now: sorted({2, 3, now}),
@@ -389,7 +389,7 @@ FIELDS: dict[str, Ask | str] = {
 }
 
 
-_WALKED = ("walked_", "held_scans", "held_parts")
+_WALKED = ("walked_", "held_scans")
 
 
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:

@@ -76,20 +76,20 @@ class Table:
     walked_parts: int
     """... with room for so many parts."""
     walked_columns: Lines
-    """The same of rows side by side, in strips of 128 bytes, with room for `held_parts` ..."""
+    """The same of rows side by side, in strips of 128 bytes ..."""
     walked_strips: Lines
     """... and of strips half as wide, where there would be fewer than `fill` (0: never) ..."""
     walked_axis: int
-    """... along an axis of so many places at least."""
+    """... along an axis of so many places at least ..."""
+    walked_column_parts: int
+    """... with room for so many parts."""
     held_scans: Lines
     """The same of longer rows whose parts all programs take in turn, with room for `held_bytes` of
     them ..."""
     held_scan_registers: Lines
     """... and registers, as in `held_registers`: by four warps, and by eight."""
     held_first: ByPlace
-    """... whether they do where a cluster could hold the rows ..."""
-    held_parts: int
-    """... and how many parts each has room for."""
+    """Whether rows are held where a cluster could take them."""
     lag: int
     """So many parts are read before the first is read again, from the cache (0: in two launches),
     ..."""
@@ -316,6 +316,7 @@ _SM_90 = Table(
         ("", 8192, 4, 0, 4),
     ),
     walked_axis=1024,
+    walked_column_parts=3,
     held_scans=(
         ("cumsum", 16384, 4, 8192, 4),
         ("cumprod", 8192, 8, 4096, 4),
@@ -331,7 +332,6 @@ _SM_90 = Table(
         ("held_rows", "var", 0, 1),
         ("held_columns", "", 1, 1),
     ),
-    held_parts=3,
     lag=352,
     lag_bytes=18 << 20,
     strided_tile=4096,
@@ -479,10 +479,10 @@ _INTERPRETER = Table(
     walked_columns=(("", 0, 4, 0, 4),),
     walked_strips=(("", 0, 4, 0, 4),),
     walked_axis=1,
+    walked_column_parts=3,
     held_scans=(("", 0, 4, 0, 4),),
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
     held_first=(),
-    held_parts=3,
     lag=5,
     lag_bytes=1 << 20,
     strided_tile=128,

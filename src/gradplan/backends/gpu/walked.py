@@ -24,9 +24,11 @@ _SHARED = 220 << 10
 _TOGETHER = 4
 """The most programs of a processor."""
 _FEW = 2
-"""The same where each hears what all of a wave tell, or takes many registers."""
+"""The same where each takes many registers."""
 _STAGES = 8
+"""The most parts that a program has room for where rows are held."""
 _JOINERS = 4
+"""Warps that join what is told there, beside those that tell it and those that use it."""
 _WIDTH = 128
 """Bytes of rows side by side in a strip."""
 _STRIPS = ("columns", "strips")
@@ -132,7 +134,7 @@ class _Walk:
         tile, warps = self.table.part_of(place, kind, self.desc.element) if place else (0, 0)
         if not tile or (self.columns and self.beside < r):
             return None
-        stages = self.table.held_parts if self.columns else self.table.walked_parts
+        stages = self.table.walked_column_parts if self.columns else self.table.walked_parts
         lines = warps if self.columns else 32 * warps
         if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
             tile //= 2  # what is masked takes registers

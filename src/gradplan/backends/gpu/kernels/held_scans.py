@@ -28,7 +28,6 @@ from .walk_memory import (
     nearer,
     offsets,
     shared_layout,
-    unit_of,
 )
 from .walks import across, finish, line_totals, onward, stretch_count
 from .waves import arrived_from, tell_last
@@ -294,6 +293,13 @@ def joining(
 
 
 @gluon.jit
+def unit_of_wave(i, first, programs, parts):
+    """The row of a program's part of the i-th wave, and its place from the far end."""
+    unit = i * programs + first
+    return unit // parts, unit % parts
+
+
+@gluon.jit
 def ask_for(
     dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps, x_steps, y_steps, n, first,
     programs, i, count, parts, stage, MODE: tl.constexpr, UP: tl.constexpr, ELEMENT: tl.constexpr,
@@ -302,7 +308,7 @@ def ask_for(
     """Ask for a program's i-th part, if there is one, of all arrays but the last."""
     COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
     WORD: tl.constexpr = line_layout(False, 1, E // 32 if E > 32 else 1, NW)
-    tile, place = unit_of(i, first, programs, parts, True)
+    tile, place = unit_of_wave(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
     ask_part(
         dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps[0], dy_steps[1], x_steps[1],
@@ -320,7 +326,7 @@ def ask_last(
     """Ask for what only gradients need: y (cumprod) or x (log-cumsum-exp)."""
     COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
     if i < count:
-        tile, place = unit_of(i, first, programs, parts, True)
+        tile, place = unit_of_wave(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, G * E)
         if MODE == "affine":
             ask_one(y, kept_y, i & 1, y_steps, tile, begin, n, UP, G, E, FULL, COPY)
@@ -353,7 +359,7 @@ def beside_of(
     """What a part needs of y besides: that of the place before each line (see `walks.finish`), or
     those at its ends and past it."""
     LINES: tl.constexpr = lines_layout(False, 1, NW)
-    tile, place = unit_of(i, first, programs, parts, True)
+    tile, place = unit_of_wave(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
     if MODE == "affine":
         number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
@@ -380,7 +386,7 @@ def take_part(
     WORD: tl.constexpr = line_layout(False, 1, E // 32 if E > 32 else 1, NW)
     LINES: tl.constexpr = lines_layout(False, 1, NW)
     S: tl.constexpr = stretch_count(MODE, E) + 1
-    tile, place = unit_of(i, first, programs, parts, True)
+    tile, place = unit_of_wave(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
     target = told + (i * programs + first).to(gl.int64)
     if MODE == "log":
@@ -430,7 +436,7 @@ def past_of(
 ):
     """y past a program's part of a wave, for `walk_logs`."""
     if MODE == "log":
-        tile, place = unit_of(i, first, programs, parts, True)
+        tile, place = unit_of_wave(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, C)
         return past_place(y, tile, begin, n, y_steps, UP, C)
     else:
@@ -473,7 +479,7 @@ def give_part(
     COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
     LINES: tl.constexpr = lines_layout(False, 1, NW)
     S: tl.constexpr = stretch_count(MODE, E) + 1
-    tile, place = unit_of(i, first, programs, parts, True)
+    tile, place = unit_of_wave(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
     arriving = inward.index(i & 1).load(LINES)
     if MODE == "log":

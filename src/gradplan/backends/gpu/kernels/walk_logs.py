@@ -110,7 +110,7 @@ def walk_logs(
         ask(
             dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
-            freed, "affine", UP, SIDE, False, R, G, E, FULL, COPY, LINE,
+            freed, "affine", UP, SIDE, R, G, E, FULL, COPY, LINE,
         )  # fmt: skip
         # Where a part is: worked out in each turn. Handed on it was slower by 15 points along
         # axis 0.
@@ -341,7 +341,7 @@ def decay(a, b):
 def part_of(i, first, programs, parts, n, UP: tl.constexpr, C: tl.constexpr):
     """The tile of rows of a program's i-th part, its first place, and how far it is from the far
     end."""
-    tile, place = unit_of(i, first, programs, parts, False)
+    tile, place = unit_of(i, first, programs, parts)
     return tile, begin_of(place, parts, n, UP, C), place
 
 

@@ -1,5 +1,5 @@
-"""Parts in shared memory, as `walks` has them: where their elements lie, how they are asked for,
-and how a thread gets the lines that it runs through.
+"""Parts in shared memory, as `walks` and `held_scans` have them: where their elements lie, how they
+are asked for, and how a thread gets the lines that it runs through.
 """
 
 import triton
@@ -48,13 +48,9 @@ def shared_layout(side, e, element):
 
 
 @gluon.jit
-def unit_of(i, first, programs, parts, TOLD: tl.constexpr):
+def unit_of(i, first, programs, parts):
     """The tile of rows of a program's i-th part, and its place from the far end."""
-    if TOLD:
-        unit = i * programs + first
-        return unit // parts, unit % parts
-    else:
-        return first + i // parts * programs, i % parts
+    return first + i // parts * programs, i % parts
 
 
 @gluon.jit
@@ -115,11 +111,11 @@ def word_offsets(
 def ask(
     dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
     axis_dy, axis_x, axis_y, n, first, programs, i, count, parts, stage,
-    MODE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr, TOLD: tl.constexpr, R: tl.constexpr,
-    G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr,
+    MODE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
+    E: tl.constexpr, FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr,
 ):  # fmt: skip
     """Ask for a program's i-th part of all arrays, if there is one."""
-    tile, place = unit_of(i, first, programs, parts, TOLD)
+    tile, place = unit_of(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
     ask_part(
         dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y, axis_dy,

@@ -7,10 +7,8 @@ only what each line does to what arrives from behind goes through a scan across 
 What goes on from a place is T = x · S (cumprod), S where the place is no winner (cummax, cummin),
 or S itself: so a line needs no neighbour's x.
 
-Rows that fill the machine are walked by a program each. The parts of others (TOLD) are taken by all
-programs in turn, wave by wave: each tells what its part does, and while the others tell it the same
-it goes on with its next part. All programs must run at the same time: the launch is a cooperative
-one. See `held` for Gluon.
+Rows that fill the machine, or strips of them, are walked by a program each, from end to end. For
+others see `held_scans`, and for Gluon `held`.
 """
 
 import triton
@@ -86,8 +84,7 @@ def walk_rows(
     """`tiles` of R rows, in `parts` of G lines of E places; a program has room for STAGES of them.
 
     MARK: x alone is read, and leaves a bit a place in `words`, for the launch that reads dy and
-    them. `told` are what the parts of a row do, a word and, where it takes two, another behind all;
-    a wave has no more than K of them.
+    them.
     """
     MODE: tl.constexpr = "mark" if MARK else mode_of(KIND)
     # The far end is where a walk begins; marks are walked the other way.
@@ -120,7 +117,7 @@ def walk_rows(
         ask(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, stage, count, parts, stage,
-            MODE, UP, SIDE, False, R, G, E, FULL, COPY, WORD,
+            MODE, UP, SIDE, R, G, E, FULL, COPY, WORD,
         )  # fmt: skip
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
     carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
@@ -129,10 +126,10 @@ def walk_rows(
         ask(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
-            MODE, UP, SIDE, False, R, G, E, FULL, COPY, WORD,
+            MODE, UP, SIDE, R, G, E, FULL, COPY, WORD,
         )  # fmt: skip
         async_copy.wait_group(STAGES - 1)
-        tile, place = unit_of(i, first, programs, parts, False)
+        tile, place = unit_of(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, C)
         nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
         totals, gains = line_totals(

@@ -1,5 +1,5 @@
-"""Waves, as `walks` has them: what a part tells of itself, and what arrives at one from all that
-others told.
+"""Waves, as `held_scans` has them: what a part tells of itself, and what arrives at one from all
+that others told.
 """
 
 import triton
