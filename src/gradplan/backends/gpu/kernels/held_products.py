@@ -1,0 +1,120 @@
+"""Products, as `held` has them: those of parts, and the gradients of rows with zeros,
+infinities, NaNs or extreme factors.
+"""
+
+import triton.language as tl
+
+from ..gluon import gl, gluon
+from .arithmetic import multiply, plain_parts
+from .formulas import (
+    distance,
+    merge,
+    product_of_others,
+    product_state,
+    times_few_parts,
+)
+from .held_memory import part_place, run_of, slice_place
+from .held_states import careful_layout, heard_parts
+from .tiles import fetch, put, widened
+
+
+@gluon.jit
+def unit_products(
+    kept, X: tl.constexpr, stage, unit, parts, row_dims, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+    S: tl.constexpr,
+):  # fmt: skip
+    """Products [R, NW] of what each warp has of each row of a part, as significands and exponents,
+    and whether some factor is so far from 1 that they or its reciprocal need not be right.
+
+    Two slices are multiplied element by element, which is exact: of halves in f32, of f32 in f64.
+    """
+    LOW: tl.constexpr = 100 if ELEMENT == "f32" else 120
+    Q: tl.constexpr = run_of(ELEMENT, R)
+    P: tl.constexpr = C // (S * NW * Q)
+    # So many products of two stay within f64 whatever they are.
+    MANY: tl.constexpr = max(1, (4 if ELEMENT == "f32" else 8) // P)
+    for k in gl.static_range(S // 2):
+        a = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
+        b = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S)
+        if ELEMENT == "f32":
+            pairs = a.to(gl.float64) * b.to(gl.float64)
+            beyond = gl.maximum(distance(a, LOW), distance(b, LOW))
+        else:
+            pairs = a * b
+            beyond = distance(pairs, LOW)
+            pairs = pairs.to(gl.float64)
+        now = gl.reduce(gl.reshape(pairs, (R, P, NW, Q)), 1, multiply)
+        beyond = gl.max(gl.reshape(beyond, (R, P, NW, Q)), 1)
+        if k == 0:
+            distant = beyond
+        else:
+            distant = gl.maximum(distant, beyond)
+        if k % MANY == 0:
+            some = now
+        else:
+            some *= now
+        if k % MANY == MANY - 1 or k == S // 2 - 1:
+            m2, e2 = plain_parts(some)
+            if k < MANY:
+                m, e = m2, e2
+            else:
+                m, e = m * m2, e + e2
+    m, e = gl.reduce((m, e), 2, times_few_parts)
+    m, more = plain_parts(m)
+    return m, e + more, (gl.max(distant, 2) >= (2 * LOW << 24)).to(gl.int32)
+
+
+@gluon.jit
+def factors(
+    kept, X: tl.constexpr, stage, unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, k, S: tl.constexpr,
+):  # fmt: skip
+    """A slice of a part, 1 where there is no element."""
+    x = widened(kept.index(stage * S + k).load(TILE), X, False)
+    if not FULL:
+        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        x = gl.where(at[3][:, None] & at[4][None, :], x, 1.0)
+    return x
+
+
+@gluon.jit
+def careful_product(
+    x, X: tl.constexpr, steps, unit, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, ALONE: tl.constexpr,
+):  # fmt: skip
+    """The state of a unit with zeros, infinities, NaNs or extreme exponents, in small steps: x is
+    read again, so that the usual way keeps its registers."""
+    LAYOUT: tl.constexpr = careful_layout(R, NW)
+    H: tl.constexpr = 32 * NW // R
+    s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, LAYOUT))
+    s1 = s0 * 0.0
+    s2 = s0 * 0.0
+    for step in range(0, C // H):
+        begin = (unit % parts).to(n.dtype) * C + step * H
+        at = part_place(unit // parts, begin, steps[0], n, R, H, NEAR, LAYOUT)
+        b = fetch(x, X, at, steps, 1.0, False, False)
+        t0, t1, t2 = product_state(ELEMENT, b, at[4][None, :], R, H)
+        s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
+    ROWS: tl.constexpr = gl.SliceLayout(1, ALONE)
+    s0, s1 = gl.convert_layout(s0, ROWS), gl.convert_layout(s1, ROWS)
+    return s0, s1, gl.convert_layout(s2, ROWS)
+
+
+@gluon.jit
+def careful_shares(
+    dy, x, out, told, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, dy_steps, x_steps,
+    out_steps, unit, units, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    NW: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a unit whose rows have such factors."""
+    LAYOUT: tl.constexpr = careful_layout(R, NW)
+    H: tl.constexpr = 32 * NW // R
+    s0, s1, s2 = heard_parts(told, unit, parts, units, ELEMENT, R, NW)
+    for step in range(0, C // H):
+        begin = (unit % parts).to(n.dtype) * C + step * H
+        at = part_place(unit // parts, begin, x_steps[0], n, R, H, NEAR, LAYOUT)
+        b = fetch(x, X, at, x_steps, 1.0, False, False)
+        given = fetch(dy, DY, at, dy_steps, 0.0, True, False)
+        value = product_of_others(ELEMENT, s0, s1, s2, given, b)
+        put(out, OUT, value, at, out_steps, R, H, False)
