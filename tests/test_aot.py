@@ -46,7 +46,7 @@ def test_a_covering_subset_compiles_without_stack(arch):
 
 def test_the_names_in_tritons_cache_do_not_depend_on_which_kernel_comes_first():
     """Or a process that starts with another kernel would compile everything anew."""
-    names = ["rows.row_tiles", "lines.scan_lines", "recurrence.scan_states", "segments.sum_chunks"]
+    names = ["rows.row_tiles", "lines.scan_lines", "joins.scan_states", "segments.sum_chunks"]
     code = (
         "import sys; from gradplan.backends.gpu import launch\n"
         "first, *names = sys.argv[1:]; launch._function(first); launch._name_all()\n"

@@ -137,7 +137,8 @@ def current_device() -> int:
 
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
-    "recurrence", "line_memory", "line_scans", "lines", "chains", "winners", "segments",
+    "stretches", "log_tiles", "recurrence", "joins",
+    "line_memory", "line_scans", "lines", "chains", "winners", "segments",
     "hearing", "held_memory", "held_states", "held_products", "held",
     "walk_memory", "waves", "walks", "walk_logs", "held_scans",
 )  # fmt: skip

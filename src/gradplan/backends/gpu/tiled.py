@@ -419,7 +419,7 @@ class _Tiled:
             launch = self.step("whole", self.along, None, states)
             return self.program([*looks, launch], "tiled", why, 16 * slots)
         gates = "" if self.ties is None else "open" if self.in_lines else "winners"
-        join = self.join("recurrence.join_carries", ("carries", carries), chunks, ("GATES", gates))
+        join = self.join("joins.join_carries", ("carries", carries), chunks, ("GATES", gates))
         launches = (
             *looks,
             self.step("partial", chunks.steps, carries, states),
@@ -492,7 +492,7 @@ class _Tiled:
         tile = self.tile
         x_alone = ("n", "row_dims:0", "row_x", "row_x:1", "axis_x")
         look = Step(
-            kernel="recurrence.scan_states",
+            kernel="joins.scan_states",
             grid=self.tiles * self.along,
             arguments=(
                 ("x", dict(self.pointers)["x"]),
@@ -514,4 +514,4 @@ class _Tiled:
             aligned=tuple(name for name in self.aligned if name in x_alone),
         )
         own = ("KIND", self.kind.value)
-        return [look, self.join("recurrence.join_states", ("states", states), chunks, own)]
+        return [look, self.join("joins.join_states", ("states", states), chunks, own)]

@@ -36,7 +36,8 @@ from .line_scans import (
     through,
     within,
 )
-from .recurrence import affine, careful_logs, larger, opened
+from .log_tiles import careful_logs
+from .stretches import affine, larger, opened
 from .tiles import tile_row
 from .waiting import in_order
 

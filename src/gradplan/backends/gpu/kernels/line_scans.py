@@ -10,7 +10,7 @@ import triton.language as tl
 from ..launch import interpreted
 from .arithmetic import power_of_two
 from .line_memory import columns_of
-from .recurrence import beats, extremum
+from .stretches import beats, extremum
 
 _INTERPRETED = tl.constexpr(interpreted())
 _LOG2_OF_E = tl.constexpr(1.4426950408889634)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import exp_of_difference
+from .joins import join_span
 from .line_memory import (
     bit_of,
     bring,
@@ -46,7 +47,8 @@ from .line_scans import (
     tiled,
     within,
 )
-from .recurrence import affine, careful_logs, join_span
+from .log_tiles import careful_logs
+from .stretches import affine
 from .tiles import tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp, power_of_two_f32, powered, split_exp
 from .line_scans import behind_sum, both_added, even, exp_between, near_enough
-from .recurrence import ratio
+from .stretches import ratio
 from .walk_memory import (
     address_of,
     ask,

@@ -23,7 +23,7 @@ from .line_scans import (
     mask,
     mode_of,
 )
-from .recurrence import beats, extremum, larger
+from .stretches import beats, extremum, larger
 from .walk_memory import (
     ask,
     begin_of,

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ..gluon import gl, gluon
 from .line_scans import both_added
-from .recurrence import larger
+from .stretches import larger
 
 _INFINITY = tl.constexpr(float("inf"))
 _SOME_NAN = tl.constexpr(0x7FF8 << 48)

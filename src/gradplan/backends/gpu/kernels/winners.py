@@ -10,7 +10,7 @@ import triton.language as tl
 from .chains import arriving_at
 from .line_memory import line_of, row_base, word_at
 from .line_scans import spread, tiled
-from .recurrence import beats, extremum, larger
+from .stretches import beats, extremum, larger
 from .tiles import tile_row
 from .waiting import in_order
 
