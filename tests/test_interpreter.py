@@ -498,6 +498,23 @@ def test_log_sums_without_y_keep_a_small_gradient_from_far_away(axis):
         assert got == pytest.approx(small / 400, rel=1e-5)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_log_sums_without_y_keep_what_tiles_add_below_the_last_bit(reverse):
+    """The first place outweighs all others: a tile adds less to its sum than f32 can tell, and 200
+    tiles together more than the guarantee leaves out."""
+    n = 200 * 32
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (1, n), (1,), reverse=reverse)
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    x = np.full(n, np.log(0.45 * 2.0**-23 / 32))
+    x[0] = 0.0
+    dy = np.zeros(n)
+    dy[-1] = 1.0
+    problem.poke("x", ..., x[::-1] if reverse else x)
+    problem.poke("dy", ..., dy[::-1] if reverse else dy)
+    assert bound(problem).sku.variant == "split_recomputed"
+    settle(problem)
+
+
 def test_long_products_keep_the_range_of_f64():
     """Products on the way leave the range of f32; the gradient does not."""
     for axis, shape in ((1, (1, 128)), (0, (128, 2))):

@@ -30,7 +30,6 @@ def log_tile(
     total,
     at,
     first,
-    far,
     ends,
     n,
     carry,
@@ -82,10 +81,15 @@ def log_tile(
         own = pick(f, first).to(tl.float64)
         arriving = own
         if PHASE != "resident":
-            x_past = value_at(x, X, at, ends[2], n, x_steps, R).to(TYPE)
+            x_past = value_at(x, X, at, ends[2], n, x_steps, R)
             usual = usual & ~(x_past - ref > _RANGE)
-            arrived = pick(f, far[None, :]) + exp_of_difference(x_past, ref, ELEMENT)
-            arriving = 1.0 / arrived.to(tl.float64)
+            # From the states before this tile and the one behind it, in f64: what an S loses from
+            # tile to tile adds up along the row, and f loses sums of a tile below its last bit.
+            own = grown(states, slot, slot >= 0, total, pick(u, first), ref)
+            beyond = slot - R if FLIP else slot + R
+            behind = (ends[2] >= 0) & (ends[2] < n)
+            arrived = grown(states, beyond, (slot >= 0) & behind, total, x_past, ref)
+            arriving = tl.where(behind, 1.0 / arrived, 0.0)
     else:
         g = d * exp_of_difference(ref[:, None], v, ELEMENT)
         own = tl.exp(low - ref.to(tl.float64))
@@ -236,6 +240,15 @@ def careful_log_sums(
             tl.debug_barrier()
             put(out, OUT, dx, here, out_steps, R, H, False)
     return factor, s
+
+
+@triton.jit
+def grown(states, slot, there, total, x, ref):
+    """exp(y − ref) at the place of x, from the state before it, in f64."""
+    ref = ref.to(tl.float64)
+    m = tl.load(states + slot, mask=there, other=-_INFINITY)
+    e = tl.load(states + total + slot, mask=there, other=0.0)
+    return e * tl.exp(m - ref) + tl.exp(x.to(tl.float64) - ref)
 
 
 @triton.jit
