@@ -19,7 +19,7 @@ import gradplan as gp
 from conftest import CUDA
 from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
 from gradplan import cases
-from gradplan.backends.gpu import table
+from gradplan.backends.gpu import launch, table
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine, Need
@@ -168,6 +168,63 @@ def test_scans_that_are_walked_and_held(spec, element):
             if not outcome.ok:
                 missed.append(str(outcome))
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@pytest.fixture
+def two_passes(monkeypatch):
+    """Let all programs of a launch that waits run, one after the other, twice: what the first pass
+    hears is not told yet, and the second hears what the first has told. Not for dx that is dy."""
+
+    def run(self, views, workspace, stream):
+        addresses = {name: lent.ptr for name, lent in views.items()}
+        addresses[launch.WORKSPACE] = workspace
+        for step in self.steps:
+            values = {
+                name: launch._tensor(addresses[value.operand] + value.offset, value.type)
+                if isinstance(value, launch.Pointer)
+                else getattr(value, "value", value)
+                for name, value in step.arguments
+            }
+            for _ in range(2 if step.together else 1):
+                launch._function(step.kernel)[(step.grid,)](**values, **dict(step.constants))
+
+    monkeypatch.setattr(launch.Interpreter, "run", run)
+
+
+@pytest.mark.parametrize("programs", [2, 5])
+@problems(WALKED, ELEMENTS[:2])
+def test_scans_held_by_several_programs(spec, element, programs, two_passes):
+    """The last wave is not full, and rows begin and end within waves."""
+    part = 1024 if spec.ties else 256
+    asked = cases.options_of(spec, element)
+    if spec.kind in ("cumprod", "log_cumsum_exp"):
+        asked = [(fields, without) for fields, without in asked if not without]
+    with table.using("interpreter", replace(walking(), fill=2 * programs)):
+        for k, (rows, n) in enumerate(((1, 6 * part), (3, 3 * part - 16))):
+            fields, without = asked[k % len(asked)]
+            desc = cases.describe(spec, element, (rows, n), (1,), **fields)
+            problem = cases.Problem(Case(desc=desc, without=without, seed=k))
+            assert bound(problem).sku.variant.startswith("held")
+            settle(problem)
+
+
+@pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])
+@pytest.mark.parametrize("y", [300.0, 1e3, 6e4])
+def test_what_a_log_brings_from_other_parts_is_exact_for_large_y(rows, y):
+    """Each part has a reference of its own, beside which an exponent is small."""
+    n = 1280
+    x = np.full((rows, n), y - 60, np.float32)
+    x[:, 0], x[:, 640] = y, y + 1
+    sums = np.logaddexp.accumulate(x.astype(np.float64), 1).astype(np.float32)
+    dy = np.zeros_like(x)
+    dy[:, -1] = 1.0
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (rows, n), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    for name, values in {"x": x, "y": sums, "dy": dy}.items():
+        problem.poke(name, ..., values)
+    with table.using("interpreter", walking()):
+        assert bound(problem).sku.variant.startswith("held" if rows == 1 else "walked")
+        settle(problem)
 
 
 @pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])

@@ -4,8 +4,8 @@ As it comes, its scans and reductions call the combine function element by eleme
 bfloat16 truncates, and other casts and matrix products take the bits of a bfloat16 for a number.
 All are replaced: scans double their reach and reductions halve their length at each step, combining
 neighbouring stretches in a tree as the hardware does; bfloat16 rounds to nearest, ties to even, and
-otherwise goes through f32; a maximum drops a NaN as the hardware's does; the language is patched
-once a launch, not at every call.
+otherwise goes through f32; a maximum drops a NaN as the hardware's does, and a fused product is not
+rounded by itself; the language is patched once a launch, not at every call.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def install() -> None:
     # Without `propagate_nan` a maximum drops a NaN.
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    builder.create_fma = _fused
     patch = interpreter._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
@@ -79,6 +80,13 @@ def install() -> None:
 
     interpreter._patch_lang = patch_once
     _installed = True
+
+
+def _fused(self: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once but for one case in 2²⁹: f32 by way of f64, which holds a product."""
+    values = [np.asarray(one.data, np.float64) for one in (a, b, c)]
+    made = values[0] * values[1] + values[2]
+    return type(c)(made.astype(c.data.dtype), c.dtype.scalar)
 
 
 def _combine(op: Any, acc: Any, data: Any, types: Any) -> tuple[Any, ...]:

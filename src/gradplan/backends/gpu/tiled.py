@@ -130,12 +130,16 @@ class _Tiled:
         if log_side and self.recomputes and not self.in_runs:
             small = 8  # what is not read in runs takes registers of its own
         if not self.columns:
-            resident = self.length <= table.scan_resident // small
+            resident = self.length <= table.scan_resident // (2 if self.wide else 1)
+            if resident and self.wide:
+                small = 2
             r = max(1, table.scan_tile // self.size // self.length) if resident else 1
             r = min(up(self.beside), r)
             c = self.length if resident else min(self.length, table.scan_step // self.size)
             return _Tile(r, c, 1, self.plain_warps(r * c * small), resident)
         resident = self.length <= table.scan_columns // small
+        if log_side and self.recomputes and self.item == 4 and not resident:
+            small = max(small, 2)  # so do states in f64
         few = resident or self.recomputes
         r = (table.column_bytes if few else table.scan_column_bytes) // self.item
         if not few and self.kind is ScanKind.LOG_CUMSUM_EXP:

@@ -134,6 +134,8 @@ class _Walk:
         tile, warps = self.table.part_of(place, kind, self.desc.element) if place else (0, 0)
         if not tile or (self.columns and self.beside < r):
             return None
+        if held and len(self.geometry.rows.dims) > 1:
+            warps = min(warps, 4)  # where rows lie takes registers
         stages = self.table.walked_column_parts if self.columns else self.table.walked_parts
         lines = warps if self.columns else 32 * warps
         if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:

@@ -54,7 +54,8 @@ def split_exp(x, whole, part):
     """exp(x) · 2^(whole + part) of an f32 as a number near 1 and a power of two: within
     2 · 2⁻²⁴, for a whole number and a small one, |x| below 2¹⁷."""
     if _INTERPRETED:
-        wide = tl.exp2(x.to(tl.float64) * 1.4426950408889634 + (whole + part).to(tl.float64))
+        power = whole.to(tl.float64) + part.to(tl.float64)
+        wide = tl.exp2(x.to(tl.float64) * 1.4426950408889634 + power)
         return wide.to(tl.float32), tl.zeros_like(x).to(tl.int32)
     else:
         # As in `exp_f32`: the product is never rounded by itself.

@@ -228,7 +228,7 @@ def run_tile(
         has_prev = index + 1 < n
         ahead = (outer, rows, index - 1, row_mask, has_next)
         behind = (outer, rows, index + 1, row_mask, has_prev)
-        first = high
+        first, far = high, low
         near_end, far_end, past = tl.minimum(begin + C, n) - 1, begin, begin - 1
         start = part == tiles_along - 1
     else:
@@ -236,7 +236,7 @@ def run_tile(
         has_prev = mask & (index > 0)
         ahead = (outer, rows, index + 1, row_mask, has_next)
         behind = (outer, rows, index - 1, row_mask, has_prev)
-        first = low
+        first, far = low, high
         near_end, far_end = begin, tl.minimum(begin + C, n) - 1
         past = far_end + 1
         start = part == 0
@@ -294,6 +294,7 @@ def run_tile(
             total,
             at,
             first,
+            far,
             (near_end, far_end, past),
             n,
             carry,
