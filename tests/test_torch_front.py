@@ -615,7 +615,8 @@ def test_enable_acts_on_its_thread_alone(ran):
 
     def other():
         inside.wait(10)
-        found["name"] = torch.softmax(x, 0).grad_fn.name()
+        y = torch.softmax(x, 0)
+        found["name"] = y.grad_fn.name()
         done.set()
 
     thread = threading.Thread(target=other)
@@ -623,7 +624,8 @@ def test_enable_acts_on_its_thread_alone(ran):
     with gt.enable():
         inside.set()
         done.wait(10)
-        mine = torch.softmax(x, 0).grad_fn.name()
+        y = torch.softmax(x, 0)
+        mine = y.grad_fn.name()
     thread.join()
     assert found["name"] == "SoftmaxBackward0"
     assert mine != found["name"]

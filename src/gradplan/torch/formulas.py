@@ -1,13 +1,14 @@
 """Gradients in torch's own differentiable operators, for second-order gradients.
 
-Kinds that save x use torch's gradient of the forward itself, which torch can differentiate as
-often as one likes; the others state their formula. Arguments are those of `torch.ops.gradplan`.
+Formulas are those of the contract, with its choices: where a gradient is 0 whatever dy holds, so
+are its derivatives. Scans and prod use torch's gradient of the forward, which torch can
+differentiate as often as one likes. Arguments are those of `torch.ops.gradplan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..kinds import BinaryKind, EmbeddingKind, Named, ReduceKind, ScanKind, SoftmaxKind
 
-__all__ = ["FORMULAS", "kept"]
+__all__ = ["FORMULAS", "kept", "pull"]
 
 
 def kept(small: Tensor, dims: Sequence[int]) -> Tensor:
@@ -23,6 +24,22 @@ def kept(small: Tensor, dims: Sequence[int]) -> Tensor:
     for dim in dims:
         small = small.unsqueeze(dim)
     return small
+
+
+def pull(function: Callable[..., Any], tensors: Sequence[Tensor], gradients: Any) -> Any:
+    """The gradients of a function of these tensors."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.func.vjp(function, *tensors)[1](gradients)
+    # `vjp` knows no hooks of saved tensors.
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, so that no path from one of them leads through another.
+        given = [
+            one.view_as(one) if one.requires_grad else one.detach().requires_grad_()
+            for one in tensors
+        ]
+        made = function(*given)
+    return torch.autograd.grad(made, given, gradients, create_graph=again, materialize_grads=True)
 
 
 def _softmax(dy: Tensor, y: Tensor, dim: int) -> Tensor:
@@ -52,10 +69,76 @@ def _mean(dy: Tensor, size: Sequence[int], dims: Sequence[int], keepdim: bool) -
 def _embedding(
     dout: Tensor, indices: Tensor, rows: int, padding_idx: int | None, by_freq: bool
 ) -> Tensor:
-    padding = -1 if padding_idx is None else padding_idx
-    backward: Any = torch.ops.aten.embedding_dense_backward
-    found: Tensor = backward(dout, indices, rows, padding, by_freq)
-    return found
+    places = indices.reshape(-1)
+    inside = (places >= 0) & (places < rows)
+    if padding_idx is not None:
+        inside = inside & (places != padding_idx)
+    places = torch.where(inside, places, 0)
+    found = torch.where(inside[:, None], dout.reshape(-1, dout.shape[-1]), 0.0)
+    if by_freq:
+        counts = found.new_zeros(rows).index_add(0, places, inside.to(found.dtype))
+        found = found / counts.clamp(min=1.0)[places][:, None]
+    return found.new_zeros(rows, dout.shape[-1]).index_add(0, places, found)
+
+
+def _reduced(formula: Callable[..., Tensor], *, y: bool = True) -> Callable[..., Tensor]:
+    """A formula of dy with the reduced axes in place, of x, these axes, and the correction."""
+
+    def call(dy: Tensor, x: Tensor, *rest: Any) -> Tensor:
+        dims, keepdim, *more = rest[1:] if y else rest
+        if x.numel() == 0:
+            return x * dy.sum()
+        if not x.dim() or not dims:  # each element by itself
+            return formula(dy.unsqueeze(-1), x.unsqueeze(-1), (-1,), *more).squeeze(-1)
+        axes = sorted(dim % x.dim() for dim in dims)
+        return formula(dy if keepdim else kept(dy, axes), x, axes, *more)
+
+    return call
+
+
+def _winners(extremum: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def formula(dy: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+        x = x.detach()
+        best = extremum(x, axes, keepdim=True)
+        wins = (x == best) | (x.isnan() & best.isnan())
+        return torch.where(wins, dy / wins.sum(axes, keepdim=True), 0.0)
+
+    return formula
+
+
+def _norm2(dy: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+    zero = _all_zero(x, axes)
+    y: Tensor = torch.linalg.vector_norm(torch.where(zero, 1.0, x), 2, axes, keepdim=True)
+    return torch.where(zero, 0.0, dy * (x / y))
+
+
+def _all_zero(x: Tensor, axes: Sequence[int]) -> Tensor:
+    return x.detach().abs().amax(axes, keepdim=True) == 0
+
+
+def _log_sum_exp(dy: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+    top = x.detach().amax(axes, keepdim=True)
+    e = (x - torch.where(top == -inf, 0.0, top)).exp()
+    total = e.sum(axes, keepdim=True)
+    nothing = total == 0
+    return torch.where(nothing, 0.0, dy * (e / torch.where(nothing, 1.0, total)))
+
+
+def _centred(x: Tensor, axes: Sequence[int], correction: float) -> tuple[Tensor, float]:
+    """x − mean, and m."""
+    m = prod(x.shape[axis] for axis in axes) - correction
+    return x - x.mean(axes, keepdim=True), m if m > 0 else 1.0
+
+
+def _var(dy: Tensor, x: Tensor, axes: Sequence[int], correction: float) -> Tensor:
+    beyond, m = _centred(x, axes, correction)
+    return dy * (beyond * (2 / m))
+
+
+def _std(dy: Tensor, x: Tensor, axes: Sequence[int], correction: float) -> Tensor:
+    beyond, m = _centred(x, axes, correction)
+    # y = ‖x − mean‖ / √m
+    return _norm2(dy, beyond, axes) / m**0.5
 
 
 def _prod(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -65,13 +148,11 @@ def _prod(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return x.prod().reshape([1] * x.dim()) if keepdim else x.prod()
 
 
-def _pullback(forward: Callable[..., Tensor], *, y: bool = True) -> Callable[..., Tensor]:
+def _pullback(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """torch's gradient of a function of x; a saved result is taken for that function of x."""
 
     def formula(dy: Tensor, x: Tensor, *rest: Any) -> Tensor:
-        params = rest[1:] if y else rest
-        pull: Any = torch.func.vjp(lambda x: forward(x, *params), x)[1]
-        found: Tensor = pull(dy)[0]
+        found: Tensor = pull(lambda x: forward(x, *rest[1:]), (x,), dy)[0]
         return found
 
     return formula
@@ -87,22 +168,13 @@ FORMULAS: dict[Named, Callable[..., Any]] = {
     ScanKind.CUMMIN: _pullback(lambda x, dim: torch.cummin(x, dim)[0]),
     ScanKind.LOG_CUMSUM_EXP: _pullback(torch.logcumsumexp),
     ReduceKind.MEAN: _mean,
-    ReduceKind.MAX: _pullback(torch.amax),
-    ReduceKind.MIN: _pullback(torch.amin),
+    ReduceKind.MAX: _reduced(_winners(torch.amax)),
+    ReduceKind.MIN: _reduced(_winners(torch.amin)),
     ReduceKind.PROD: _pullback(_prod),
-    ReduceKind.NORM2: _pullback(lambda x, *to: torch.linalg.vector_norm(x, 2, *to)),
-    ReduceKind.LOG_SUM_EXP: _pullback(torch.logsumexp),
-    ReduceKind.VAR: _pullback(
-        lambda x, dims, keepdim, correction: torch.var(
-            x, dims, correction=correction, keepdim=keepdim
-        ),
-        y=False,
-    ),
-    ReduceKind.STD: _pullback(
-        lambda x, dims, keepdim, correction: torch.std(
-            x, dims, correction=correction, keepdim=keepdim
-        )
-    ),
+    ReduceKind.NORM2: _reduced(_norm2),
+    ReduceKind.LOG_SUM_EXP: _reduced(_log_sum_exp),
+    ReduceKind.VAR: _reduced(_var, y=False),
+    ReduceKind.STD: _reduced(_std),
     EmbeddingKind.EMBEDDING: _embedding,
 }
 """Every kind but `sum`, whose gradient is a view of dy in torch: nobody beats that."""

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .functions import Dim, Dtype, Number, vector_norm
+from .functions import TORCHS, Dim, Dtype, Number, otherwise, vector_norm
 from .nodes import applies
 
 __all__ = ["norm", "vector_norm"]
 
 
+@otherwise(torch.linalg.norm)
 def norm(
-    A: Tensor,
+    input: Tensor,
     ord: Number | str | None = None,
     dim: Dim = None,
     keepdim: bool = False,
@@ -26,13 +27,13 @@ def norm(
 
     Other orders, and ord=2 of matrices (their largest singular value), are torch's own.
     """
-    if out is None and applies(A, dtype) and _is_2_norm(A, ord, dim):
-        return vector_norm(A, 2, dim, keepdim, dtype=dtype)
-    return torch.linalg.norm(A, ord, dim, keepdim, out=out, dtype=dtype)
+    if out is None and applies(input, dtype) and _is_2_norm(input, ord, dim):
+        return vector_norm(input, 2, dim, keepdim, dtype=dtype)
+    return TORCHS
 
 
-def _is_2_norm(A: Tensor, ord: Any, dim: Any) -> bool:
-    axes = A.dim() if dim is None else len(dim) if isinstance(dim, (tuple, list)) else 1
+def _is_2_norm(x: Tensor, ord: Any, dim: Any) -> bool:
+    axes = x.dim() if dim is None else len(dim) if isinstance(dim, (tuple, list)) else 1
     if ord is None:
         return axes > 0
     if ord == "fro":

@@ -6,10 +6,10 @@ Those of the families asked for are replaced by ours; all others go on as they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ContextDecorator
-from functools import cache
-from types import FunctionType
+import inspect
+from collections.abc import Callable, Generator, Iterable
+from functools import wraps
+from types import FunctionType, coroutine
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..kinds import OpCategory
 from . import functions as ours
 from . import linalg
+from .nodes import PLAIN
 
 __all__ = ["enable"]
 
@@ -124,9 +125,9 @@ _BODIES = frozenset(
 )
 
 
-@cache
 def _body(function: FunctionType) -> Callable[..., Any]:
-    """The function without the question at its top, whether a mode wants to handle it."""
+    """The function without the question at its top, whether a mode wants to handle it. Made anew
+    for each call: a program may replace what stands in torch's modules."""
 
     def no(*_: Any) -> bool:
         return False
@@ -143,7 +144,7 @@ def _body(function: FunctionType) -> Callable[..., Any]:
     return made
 
 
-class enable(TorchFunctionMode, ContextDecorator):  # type: ignore[misc] # noqa: N801
+class enable(TorchFunctionMode):  # type: ignore[misc] # noqa: N801
     """A context manager, and a decorator, under which torch's functions have our gradients.
 
         with gradplan.torch.enable():
@@ -154,8 +155,16 @@ class enable(TorchFunctionMode, ContextDecorator):  # type: ignore[misc] # noqa:
     "reduction", "embedding". It acts on the current thread, nests, and leaves nothing behind.
     What torch computes in one fused kernel (attention, cross entropy) stays that; so does
     `embedding(sparse=True)`. Where a backward pass runs parts of the forward again
-    (`torch.utils.checkpoint`), keep it inside as well.
+    (`torch.utils.checkpoint`), keep it inside as well. Below `torch.compile`, what torch's own
+    composites call inside (softmin, normalize, gumbel_softmax, multi-head attention) stays torch's.
+
+    A generator or coroutine that is decorated is inside while it runs, not while it waits.
     """
+
+    def __new__(cls, families: Any = None) -> Any:
+        if inspect.isroutine(families):  # `@enable` without parentheses
+            return enable()(families)
+        return super().__new__(cls)
 
     def __init__(self, families: Iterable[OpCategory | str] | OpCategory | str | None = None):
         super().__init__()
@@ -165,10 +174,56 @@ class enable(TorchFunctionMode, ContextDecorator):  # type: ignore[misc] # noqa:
         asked = (families,) if isinstance(families, str) else families
         self._tables = tuple(_FAMILIES[OpCategory.coerce(family)] for family in asked)
 
+    def __call__(self, function: Any) -> Any:
+        """The function, with this mode active whenever it runs."""
+        if isinstance(function, type) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                "gradplan.torch.enable decorates functions, generators and coroutines; "
+                f"got {function!r}: use `with enable():` inside"
+            )
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        @wraps(function)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            return (yield from self._steps(function(*args, **kwargs)))
+
+        @wraps(function)
+        async def wait(*args: Any, **kwargs: Any) -> Any:
+            return await coroutine(self._steps)(function(*args, **kwargs))
+
+        if inspect.isgeneratorfunction(function):
+            return generate
+        return wait if inspect.iscoroutinefunction(function) else call
+
+    def _steps(self, inner: Any) -> Generator[Any, Any, Any]:
+        """What a generator or coroutine does, with this mode active in its own steps alone."""
+        step, sent = inner.send, None
+        while True:
+            try:
+                with self:
+                    made = step(sent)
+            except StopIteration as end:
+                return end.value
+            try:
+                step, sent = inner.send, (yield made)
+            except GeneratorExit:
+                with self:
+                    inner.close()
+                raise
+            except BaseException as error:
+                step, sent = inner.throw, error
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        for one in types:
+            if one not in PLAIN:  # tensor subclasses and their like handle it, with what they know
+                return func(*args, **kwargs)
         if torch.compiler.is_compiling():
             # Dynamo does not find functions of Python in a dict, but knows them when it sees them.
             for table in self._tables:

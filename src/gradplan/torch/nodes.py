@@ -15,14 +15,16 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["DTYPES", "applies", "node"]
+__all__ = ["DTYPES", "MAX_RANK", "PLAIN", "applies", "node"]
 
 DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+# Before torch 2.12 axes may have names, which results keep.
+_HAS_NAMES = hasattr(Tensor, "has_names")
 # The kernels for GPUs are Triton's, for NVIDIA's.
 _HAS_GPU = torch.version.hip is None and find_spec("triton") is not None
 _DEVICES = frozenset({"cpu", "cuda"} if _HAS_GPU else {"cpu"})
-_MAX_RANK = 8
+MAX_RANK = 8
 
 Forward = Callable[..., Any]
 Keep = Callable[..., None]
@@ -33,11 +35,12 @@ def applies(x: Any, dtype: torch.dtype | None = None) -> bool:
     """Whether our gradient would be asked for here, and is one that the kernels know.
 
     Anything else is torch's own: what needs no gradient, integers, complex numbers, tensor
-    subclasses, other devices; and forward-mode differentiation, which has no backward pass.
+    subclasses, nested tensors, other devices; forward-mode differentiation, which has no backward
+    pass; and `torch.jit.trace`, which records no Python.
     """
     compiling = torch.compiler.is_compiling()
     return (
-        type(x) in _PLAIN
+        type(x) in PLAIN
         and (
             (x.requires_grad and torch.is_grad_enabled())
             or (not compiling and torch._C._are_functorch_transforms_active())
@@ -46,8 +49,10 @@ def applies(x: Any, dtype: torch.dtype | None = None) -> bool:
         and (dtype is None or dtype in DTYPES)
         and x.device.type in _DEVICES
         and x.layout is torch.strided
-        and x.dim() <= _MAX_RANK
-        and (compiling or not x.is_neg())
+        and not x.is_nested
+        and x.dim() <= MAX_RANK
+        and (compiling or not (x.is_neg() or torch._C._is_tracing()))
+        and (compiling or not (_HAS_NAMES and x.has_names()))
         and forward_ad._current_level < 0
     )
 

@@ -10,9 +10,11 @@ torch's own differentiable operators. Its derivatives are used, never its values
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, ClassVar
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from ..descriptors import (
@@ -31,6 +33,7 @@ from ..kinds import (
     Named,
     OpCategory,
     ReduceKind,
+    ScanKind,
     TieRule,
 )
 from ..plans import (
@@ -42,8 +45,9 @@ from ..plans import (
 )
 from ..registry import KINDS, KindSpec, Need
 from ..views import reshape_view
-from .formulas import FORMULAS, kept
+from .formulas import FORMULAS, kept, pull
 from .kernels import Asked, launch, prepare, views_of
+from .nodes import MAX_RANK
 
 __all__ = ["OPERATORS", "Operator"]
 
@@ -109,6 +113,10 @@ class Operator:
         """The plan for these arrays."""
         raise NotImplementedError
 
+    def rank(self, tensors: list[Any], rest: tuple[Any, ...]) -> int:
+        """The axes of a problem whose tensors have a batch dimension."""
+        return max(int(tensor.dim()) for tensor in tensors if tensor is not None)
+
     def batched(self, size: int, tensors: list[Any], rest: tuple[Any, ...]) -> tuple[Any, Any]:
         """The result, and its batch dimensions, for tensors whose dimension 0 is the batch."""
         raise NotImplementedError
@@ -148,6 +156,8 @@ class Operator:
         """The gradient, by the shortest way that what surrounds the call allows."""
         if torch.compiler.is_compiling():
             return self.op(*args)
+        if forward_ad._current_level >= 0:  # tangents go through torch's operators alone
+            return self.formula(*args)
         if torch._C._are_functorch_transforms_active():
             return self.twice(*args)
         if (
@@ -186,8 +196,8 @@ class Operator:
         found: list[Any] = [None] * len(ctx.needs_input_grad)
         # The formula is torch's, also where `enable` or autocast is active.
         with torch._C.DisableTorchFunction(), torch.autocast(tensors[0].device.type, enabled=False):
-            pull: Any = torch.func.vjp(formula, *(tensors[k] for k in places))[1]
-            made = pull(gradients if len(gradients) > 1 else gradients[0])
+            chosen = [tensors[k] for k in places]
+            made = pull(formula, chosen, gradients if len(gradients) > 1 else gradients[0])
         for k, gradient in zip(places, made, strict=True):
             found[k] = gradient
         return tuple(found)
@@ -202,7 +212,17 @@ class Operator:
                 tensors.append(tensor.expand(info.batch_size, *tensor.shape))
             else:
                 tensors.append(tensor.movedim(dim, 0))
+        if self.rank(tensors, args[self.count :]) > MAX_RANK:
+            return self._one_by_one(info.batch_size, tensors, args[self.count :])
         return self.batched(info.batch_size, tensors, args[self.count :])
+
+    def _one_by_one(self, size: int, tensors: list[Any], rest: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The same where no plan has as many axes as the batch makes."""
+        each = [[None] * size if t is None else t.unbind() for t in tensors]
+        made = [self.op(*given, *rest) for given in zip(*each, strict=True)]
+        if isinstance(made[0], Tensor):
+            return torch.stack(made), 0
+        return tuple(map(torch.stack, zip(*made, strict=True))), (0,) * len(made[0])
 
 
 class _Along(Operator):
@@ -238,6 +258,56 @@ class _Along(Operator):
             lines = [None if t is None else t.unsqueeze(1) for t in tensors]
             return self.op(*lines, 1).squeeze(1), 0
         return self.op(*tensors, rest[0] % rank + 1), 0
+
+
+class _LogScan(_Along):
+    """log-cumsum-exp, whose second order is of the same kind: with w[k, j] = exp(x[k] − y[j]) for
+    k ≤ j, D(dy)[k] = Σ_j dy[j]·w[k, j] is the gradient and T(g)[j] = Σ_k g[k]·w[k, j] its
+    transpose, so that g · D(dy) = dy · T(g), whose gradient by x is g·D(dy) − D(dy·T(g)).
+
+    torch takes logarithms of dy, and has no derivative where that is 0.
+    """
+
+    def __init__(self, spec: KindSpec, formula: Formula) -> None:
+        super().__init__(spec, formula)
+        members = {
+            "generate_vmap_rule": True,
+            "forward": staticmethod(self._transposed),
+            "setup_context": staticmethod(self._remember_transposed),
+            "backward": staticmethod(self._second_of_transposed),
+        }
+        made: Any = type("transposed", (torch.autograd.Function,), members)
+        self.transposed = made.apply
+
+    def _transposed(self, g: Tensor, x: Tensor, y: Any, dim: int) -> Tensor:
+        """T by the kernel of D, from the other end: with −y for x and y, it sums alone."""
+        if not x.dim():
+            return torch.where(x == -inf, 0.0, g)
+        y = torch.logcumsumexp(x, dim) if y is None else y
+        own = torch.where(x == -inf, 0.0, g * (x - y).exp()).flip(dim)
+        back = -y.flip(dim)
+        return torch.where(y == -inf, 0.0, self.op(own, back, back, dim).flip(dim))
+
+    def _remember_transposed(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.dim = inputs[3]
+
+    def _second_of_transposed(self, ctx: Any, dt: Tensor) -> tuple[Any, ...]:
+        g, x, y = ctx.saved_tensors
+        by_g, _, by_x = self._both(g, dt, x, y, ctx.dim)
+        return by_g, by_x, None, None
+
+    def second(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        dy, x, y = ctx.saved_tensors
+        with torch._C.DisableTorchFunction(), torch.autocast(x.device.type, enabled=False):
+            by_dy, by_x = self._both(gradients[0], dy, x, y, *ctx.rest)[1:]
+        return by_dy, by_x, None, None
+
+    def _both(self, g: Tensor, dy: Tensor, x: Tensor, y: Any, dim: int) -> tuple[Tensor, ...]:
+        """The gradients of g · D(dy) by g, by dy, and by x."""
+        run = self.twice if torch._C._are_functorch_transforms_active() else self.op
+        by_g, by_dy = run(dy, x, y, dim), self.transposed(g, x, y, dim)
+        return by_g, by_dy, g * by_g - run(dy * by_dy, x, y, dim)
 
 
 class _Reduction(Operator):
@@ -291,6 +361,9 @@ class _Mean(_Reduction):
 
     def params(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(args[2]), args[3]  # the output tells its shape
+
+    def rank(self, tensors: list[Any], rest: tuple[Any, ...]) -> int:
+        return len(rest[0]) + 1
 
     def batched(self, size: int, tensors: list[Any], rest: tuple[Any, ...]) -> tuple[Any, Any]:
         shape, dims, keepdim = rest
@@ -355,6 +428,9 @@ class _Embedding(Operator):
     def params(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return *args[3:], args[1].dtype  # the output tells the number of rows
 
+    def rank(self, tensors: list[Any], rest: tuple[Any, ...]) -> int:
+        return 2  # indices of any rank are merged
+
     def ask(self, arrays: Arrays, params: tuple[Any, ...]) -> Asked:
         padding_idx, scale_grad_by_freq, _ = params
         dout, indices = arrays["dout"], arrays["indices"]
@@ -411,6 +487,8 @@ _FAMILIES: dict[OpCategory, type[Operator]] = {
 def _family(spec: KindSpec) -> type[Operator]:
     if spec.correction:
         return _Moment
+    if spec.kind is ScanKind.LOG_CUMSUM_EXP:
+        return _LogScan
     return _Mean if spec.kind is ReduceKind.MEAN else _FAMILIES[spec.category]
 
 
