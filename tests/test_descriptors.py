@@ -135,17 +135,18 @@ def test_spellings_of_one_problem_are_equal(family, given, means):
 
 @pytest.mark.parametrize("kind", [k for k in gp.ScanKind if k not in ("cummax", "cummin")])
 def test_scans_without_ties_ignore_the_tie_rule(kind):
-    for ties in gp.TieRule:
+    for ties in (*gp.TieRule, "middle", None):
         same(make(SCAN, kind=kind, ties=ties), make(SCAN, kind=kind))
 
 
 @pytest.mark.parametrize("kind", gp.ReduceKind)
 def test_reductions_ignore_the_fields_of_others(kind):
     if kind not in ("max", "min"):
-        for ties in gp.TieRule:
+        for ties in (*gp.TieRule, "middle", None):
             same(make(REDUCE, kind=kind, ties=ties), make(REDUCE, kind=kind))
     if kind not in ("var", "std"):
-        same(make(REDUCE, kind=kind, correction=0), make(REDUCE, kind=kind))
+        for correction in (0, float("nan"), 10**400, "one", None):
+            same(make(REDUCE, kind=kind, correction=correction), make(REDUCE, kind=kind))
 
 
 @pytest.mark.parametrize(
@@ -343,20 +344,20 @@ def test_enums_have_the_members_of_the_contract_under_lower_case_names(enum):
 
 
 @pytest.mark.parametrize(
-    ("family", "field", "value"),
+    ("family", "given"),
     [
-        (SOFTMAX, "kind", "hardmax"),
-        (SOFTMAX, "kind", gp.ScanKind.CUMSUM),
-        (BINARY, "kind", "slerp"),
-        (SCAN, "kind", "sum"),
-        (SCAN, "ties", "middle"),
-        (REDUCE, "kind", None),
-        (REDUCE, "ties", 3),
+        (SOFTMAX, {"kind": "hardmax"}),
+        (SOFTMAX, {"kind": gp.ScanKind.CUMSUM}),
+        (BINARY, {"kind": "slerp"}),
+        (SCAN, {"kind": "sum"}),
+        (SCAN, {"kind": "cummax", "ties": "middle"}),
+        (REDUCE, {"kind": None}),
+        (REDUCE, {"kind": "max", "ties": 3}),
     ],
 )
-def test_unknown_kinds_are_refused_with_the_known_ones(family, field, value):
+def test_unknown_kinds_are_refused_with_the_known_ones(family, given):
     with pytest.raises(gp.InvalidProblem, match="expected one of"):
-        make(family, **{field: value})
+        make(family, **given)
 
 
 @pytest.mark.parametrize("element", ["f8", "int32", None, 32], ids=repr)

@@ -124,6 +124,11 @@ class _Descriptor:
             object.__setattr__(self, name, value)
 
 
+def _ties(spec: KindSpec, given: Any, unused: TieRule) -> TieRule:
+    """The rule given, which a kind without ties does not look at."""
+    return TieRule.coerce(given) if spec.ties else unused
+
+
 def _saved(spec: KindSpec, name: str, shape: tuple[int, ...], el: ElementKind) -> list[Operand]:
     need = spec.x if name == "x" else spec.y
     if need is Need.NO:
@@ -233,14 +238,13 @@ class ScanBackwardDescriptor(_Descriptor):
         me = type(self).__name__
         kind = ScanKind.coerce(self.kind)
         shape = _shape(me, "input_shape", self.input_shape)
-        ties = TieRule.coerce(self.ties)
         self._set(
             kind=kind,
             input_shape=shape,
             scan_axis=_axis(me, "scan_axis", self.scan_axis, len(shape)),
             element=ElementKind.coerce(self.element),
             reverse=bool(self.reverse),
-            ties=ties if spec_of(self.category, kind).ties else TieRule.FIRST,
+            ties=_ties(spec_of(self.category, kind), self.ties, TieRule.FIRST),
         )
 
     @property
@@ -294,15 +298,14 @@ class ReduceBackwardDescriptor(_Descriptor):
         axes = sorted(_axis(me, "reduce_axis", axis, len(shape)) for axis in given)
         if len(set(axes)) < len(axes):
             raise InvalidProblem(f"{me}: reduce_axis {self.reduce_axis!r} names an axis twice")
-        correction = _number(me, "correction", self.correction)
-        ties = TieRule.coerce(self.ties)
+        correction = _number(me, "correction", self.correction) if spec.correction else 1.0
         self._set(
             kind=kind,
             input_shape=shape,
             reduce_axis=tuple(axes),
             element=ElementKind.coerce(self.element),
-            correction=correction if spec.correction else 1.0,
-            ties=ties if spec.ties else TieRule.SPLIT,
+            correction=correction,
+            ties=_ties(spec, self.ties, TieRule.SPLIT),
         )
 
     @property
