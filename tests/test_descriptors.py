@@ -196,6 +196,20 @@ def test_param_is_kept_in_double():
     assert type(make(BINARY, param=1, element="f16").param) is float
 
 
+def test_a_weight_of_nan_is_one_problem():
+    first = make(BINARY, param=float("nan"))
+    for other in (
+        make(BINARY, param=-np.float32("nan")),
+        pickle.loads(pickle.dumps(first)),
+        copy.deepcopy(first),
+    ):
+        same(first, other)
+        assert gp.BinaryParamBackwardPlan.select(first) is gp.BinaryParamBackwardPlan.select(other)
+    assert first != make(BINARY)
+    assert first != make(BINARY, param=float("nan"), element="f64")
+    assert first != "a descriptor"
+
+
 @pytest.mark.parametrize(
     ("axis", "expected"),
     [
@@ -276,13 +290,21 @@ def test_bad_reduced_axes_are_refused_by_name(axis, words):
     assert words in message
 
 
-@pytest.mark.parametrize("correction", ["one", None, float("nan"), float("inf"), [1]], ids=repr)
+@pytest.mark.parametrize(
+    "correction",
+    ["one", "1", None, float("nan"), float("inf"), [1], 10**400],
+    ids=["text", "digits", "None", "nan", "inf", "list", "huge"],
+)
 def test_a_correction_that_is_no_number_is_refused(correction):
     with pytest.raises(gp.InvalidProblem, match="ReduceBackwardDescriptor: correction"):
         make(REDUCE, kind="var", correction=correction)
 
 
-@pytest.mark.parametrize("param", ["half", None, [0.5], 1j], ids=repr)
+@pytest.mark.parametrize(
+    "param",
+    ["half", "0.5", b"0.5", None, [0.5], 1j, 10**400, 10**5000],
+    ids=["text", "digits", "bytes", "None", "list", "complex", "huge", "unprintable"],
+)
 def test_a_param_that_is_no_number_is_refused(param):
     with pytest.raises(gp.InvalidProblem, match="BinaryParamBackwardDescriptor: param"):
         make(BINARY, param=param)

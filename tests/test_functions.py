@@ -424,6 +424,33 @@ def test_lerp_takes_any_number_as_its_weight(weight):
     assert gp.lerp_backward(np.ones(4, F32), weight)[1].tolist() == [0.5] * 4
 
 
+@pytest.mark.parametrize("weight", ["0.5", b"0.5", None, [0.5], 1j, 10**400], ids=range(6))
+def test_a_weight_that_is_no_number_is_refused(weight):
+    with pytest.raises(gp.InvalidProblem, match="lerp_backward: weight must be a number"):
+        gp.lerp_backward(np.ones(4, F32), weight)
+
+
+@pytest.mark.parametrize("correction", ["1", None, NAN, INF, 10**400], ids=range(5))
+def test_a_correction_that_is_no_number_is_refused(correction):
+    for call in (
+        lambda: gp.var_backward(COLUMN, SQUARE, axis=1, correction=correction),
+        lambda: gp.std_backward(COLUMN, SQUARE, COLUMN, axis=1, correction=correction),
+    ):
+        with pytest.raises(gp.InvalidProblem, match="correction must be"):
+            call()
+
+
+def test_a_weight_of_nan_finds_its_plan_again():
+    from gradplan.functions import _LERP
+
+    dy = np.ones(4, F32)
+    gp.lerp_backward(dy, NAN)
+    before = len(_LERP.asked)
+    for weight in (float("nan"), np.float32("nan"), torch.tensor(NAN)):
+        assert np.isnan(gp.lerp_backward(dy, weight)).all()
+    assert len(_LERP.asked) == before
+
+
 def test_lerp_reads_a_weight_that_changes_between_calls():
     dy, weight = np.ones(4, F32), torch.tensor(0.5)
     gp.lerp_backward(dy, weight)

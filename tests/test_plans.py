@@ -709,6 +709,10 @@ def test_preferences_are_normalised_and_checked():
         gp.PlanPreference(backend="cudnn")
     with pytest.raises(gp.InvalidProblem, match="max_workspace_bytes"):
         gp.PlanPreference(max_workspace_bytes=-1)
+    for limit in ("abc", "64", 1.5, 64.0, [64]):
+        with pytest.raises(gp.InvalidProblem, match="max_workspace_bytes must be an integer"):
+            gp.PlanPreference(max_workspace_bytes=limit)
+    assert gp.PlanPreference(max_workspace_bytes=np.int64(64)).max_workspace_bytes == 64
     with pytest.raises(dataclasses.FrozenInstanceError):
         gp.PlanPreference().deterministic = False
     with pytest.raises(TypeError):

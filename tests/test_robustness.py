@@ -446,8 +446,21 @@ def test_a_number_of_threads_that_is_none_is_ignored(count):
 
 def test_set_num_threads_takes_at_least_one():
     for count in (0, -1):
-        with pytest.raises(ValueError, match="at least 1"):
+        with pytest.raises(gp.InvalidProblem, match="at least 1"):
             gp.set_num_threads(count)
+
+
+def test_set_num_threads_takes_integers_alone():
+    before = gp.get_num_threads()
+    for count in ("2", 1.5, None, [2]):
+        with pytest.raises(gp.InvalidProblem, match="an integer"):
+            gp.set_num_threads(count)
+    assert gp.get_num_threads() == before
+    try:
+        gp.set_num_threads(np.int64(1))
+        assert type(gp.get_num_threads()) is int
+    finally:
+        gp.set_num_threads(before)
 
 
 def test_bits_do_not_depend_on_the_number_of_threads():

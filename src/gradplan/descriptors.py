@@ -11,7 +11,7 @@ import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, nan, prod
+from math import isfinite, isnan, nan, prod
 from typing import Any, ClassVar
 
 from .errors import InvalidProblem
@@ -36,6 +36,7 @@ __all__ = [
     "ReduceBackwardDescriptor",
     "ScanBackwardDescriptor",
     "SoftmaxBackwardDescriptor",
+    "number_of",
 ]
 
 
@@ -68,14 +69,17 @@ def _int(owner: str, field: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-def _number(owner: str, field: str, value: Any) -> float:
+def number_of(label: str, value: Any) -> float:
+    """A number in double; every NaN is one object, so that look-ups find it again."""
     try:
-        number = float(value)
+        if not isinstance(value, (str, bytes, bytearray)):  # which `float` would read
+            number = float(value)
+            return number if number == number else nan
+    except OverflowError:
+        raise InvalidProblem(f"{label} must be a number that fits a double") from None
     except (TypeError, ValueError):
-        number = nan
-    if not isfinite(number):
-        raise InvalidProblem(f"{owner}: {field} must be a finite number, got {value!r}")
-    return number
+        pass
+    raise InvalidProblem(f"{label} must be a number, got {value!r}")
 
 
 def _shape(owner: str, field: str, value: Any) -> tuple[int, ...]:
@@ -189,16 +193,25 @@ class BinaryParamBackwardDescriptor(_Descriptor):
 
     def __post_init__(self) -> None:
         me = type(self).__name__
-        try:
-            param = float(self.param)
-        except (TypeError, ValueError):
-            raise InvalidProblem(f"{me}: param must be a number, got {self.param!r}") from None
+        param = number_of(f"{me}: param", self.param)
         self._set(
             kind=BinaryKind.coerce(self.kind),
             shape=_shape(me, "shape", self.shape),
             element=ElementKind.coerce(self.element),
             param=param + 0.0,  # −0 and 0 compare equal, so they are one problem
         )
+
+    # A weight of NaN, which is no number's equal, is one problem too.
+    def _key(self) -> tuple[Any, ...]:
+        return self.kind, self.shape, self.element, None if isnan(self.param) else self.param
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BinaryParamBackwardDescriptor):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
 
     @property
     def shape_and_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -298,7 +311,11 @@ class ReduceBackwardDescriptor(_Descriptor):
         axes = sorted(_axis(me, "reduce_axis", axis, len(shape)) for axis in given)
         if len(set(axes)) < len(axes):
             raise InvalidProblem(f"{me}: reduce_axis {self.reduce_axis!r} names an axis twice")
-        correction = _number(me, "correction", self.correction) if spec.correction else 1.0
+        correction = 1.0
+        if spec.correction:
+            correction = number_of(f"{me}: correction", self.correction)
+            if not isfinite(correction):
+                raise InvalidProblem(f"{me}: correction must be finite, got {correction}")
         self._set(
             kind=kind,
             input_shape=shape,

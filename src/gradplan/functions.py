@@ -18,6 +18,7 @@ from .descriptors import (
     ReduceBackwardDescriptor,
     ScanBackwardDescriptor,
     SoftmaxBackwardDescriptor,
+    number_of,
 )
 from .errors import InvalidProblem, Unsupported
 from .kinds import (
@@ -99,13 +100,6 @@ def _integer(label: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise InvalidProblem(f"{label} must be an integer, got {value!r}") from None
-
-
-def _number(label: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InvalidProblem(f"{label} must be a number, got {value!r}") from None
 
 
 class _Function:
@@ -257,7 +251,7 @@ def lerp_backward(
     preference: PlanPreference | None = None,
 ) -> tuple[Any, Any]:
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
-    question = (_number("lerp_backward: weight", weight), _preference(preference))
+    question = (number_of("lerp_backward: weight", weight), _preference(preference))
     if out is None and _LERP.recent:
         made = _LERP.again(question, (dy,), stream, 2)
         if made is not None:
@@ -679,7 +673,7 @@ def var_backward(
         out,
         preference,
         stream,
-        correction=_number("var_backward: correction", correction),
+        correction=number_of("var_backward: correction", correction),
     )
 
 
@@ -707,7 +701,7 @@ def std_backward(
         out,
         preference,
         stream,
-        correction=_number("std_backward: correction", correction),
+        correction=number_of("std_backward: correction", correction),
     )
 
 

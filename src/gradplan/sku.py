@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +68,13 @@ class PlanPreference:
         set_: Any = object.__setattr__
         set_(self, "deterministic", bool(self.deterministic))
         if self.max_workspace_bytes is not None:
-            limit = int(self.max_workspace_bytes)
+            try:
+                limit = operator.index(self.max_workspace_bytes)
+            except TypeError:
+                raise InvalidProblem(
+                    "PlanPreference: max_workspace_bytes must be an integer or None, "
+                    f"got {self.max_workspace_bytes!r}"
+                ) from None
             if limit < 0:
                 raise InvalidProblem(f"PlanPreference: max_workspace_bytes is {limit}, below 0")
             set_(self, "max_workspace_bytes", limit)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
+
+from .errors import InvalidProblem
 
 __all__ = ["get_num_threads", "max_threads", "set_num_threads"]
 
@@ -34,6 +37,10 @@ def get_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Use at most this many threads: never more than $GRADPLAN_NUM_THREADS or the CPUs."""
     global _num_threads
-    if count < 1:
-        raise ValueError(f"set_num_threads takes at least 1, got {count}")
-    _num_threads = min(count, _max_threads)
+    try:
+        number = operator.index(count)
+    except TypeError:
+        raise InvalidProblem(f"set_num_threads takes an integer, got {count!r}") from None
+    if number < 1:
+        raise InvalidProblem(f"set_num_threads takes at least 1, got {number}")
+    _num_threads = min(number, _max_threads)
