@@ -614,6 +614,7 @@ def test_axes_named_twice_are_invalid(axis, keepdims):
         lambda: gp.sum_backward(COLUMN, (3, -4), axis=1),
         lambda: gp.sum_backward(COLUMN, (3, 4.0), axis=1),
         lambda: gp.sum_backward(COLUMN, None, axis=1),
+        lambda: gp.sum_backward(COLUMN[0], (2**62, 2**62)),
         lambda: gp.sum_backward(COLUMN, (4, 3), axis=1),
         lambda: gp.sum_backward(COLUMN[:, None], (3, 4), axis=1),
         lambda: gp.sum_backward(COLUMN, (3, 4), axis=1, keepdims=True),
@@ -628,7 +629,7 @@ def test_axes_named_twice_are_invalid(axis, keepdims):
         lambda: gp.embedding_backward(SQUARE, np.zeros(3, np.int64), 5, padding_idx=-1),
         lambda: gp.embedding_backward(SQUARE, np.zeros(3, np.int64), [5]),
     ],
-    ids=range(28),
+    ids=range(29),
 )
 def test_bad_calls_are_invalid_problems(call):
     with pytest.raises(gp.InvalidProblem):

@@ -697,6 +697,34 @@ def test_an_embedding_too_large_to_sort_is_unsupported_at_select():
         select("embedding", (1 << 30, 4), rows=1 << 40)
 
 
+TOO_LARGE = [
+    ("softmax", (2**70,), {}),
+    ("lerp", (2**32, 2**32), {}),
+    ("cumsum", (2**61,), {}),
+    ("sum", (2**62, 2**62), {}),
+    ("sum", (2**70, 0), {}),
+    ("max", (2**31, 2**31), {"element": "f16"}),
+    ("embedding", (4, 2**62), {"rows": 3}),
+    ("embedding", (4, 3), {"rows": 2**62}),
+    ("embedding", (2**60, 0), {"rows": 3}),
+    ("embedding", (2**59, 1), {"rows": 3}),
+]
+
+
+@pytest.mark.parametrize(("kind", "shape", "options"), TOO_LARGE, ids=range(len(TOO_LARGE)))
+def test_a_problem_that_63_bits_cannot_count_is_invalid_at_select(kind, shape, options):
+    with pytest.raises(gp.InvalidProblem, match=r"Plan: .* 63 bits"):
+        select(kind, shape, **options)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "cumsum", "log_cumsum_exp", "lerp", "sum", "var"])
+@pytest.mark.parametrize("shape", [(2**60,), (2**59, 2), (2, 2**59), (2**30, 2**30)], ids=repr)
+def test_the_largest_problems_explain_themselves(kind, shape):
+    plan = select(kind, shape)
+    assert plan.sku
+    assert plan.explain()
+
+
 def test_preferences_are_normalised_and_checked():
     assert gp.PlanPreference(backend="numba") == gp.PlanPreference(backend=gp.BackendKind.NUMBA)
     assert hash(gp.PlanPreference(backend="numba")) == hash(

@@ -52,6 +52,8 @@ __all__ = [
 
 _ANY = PlanPreference()
 _WORKSPACE_ALIGNMENT = 256
+# Kernels count elements and bytes in signed 64-bit words.
+_MOST = 2**63 - 1
 # Variants remembered by a plan, and plans by the process; both are small.
 _PROGRAM_LIMIT = 256
 _PLAN_LIMIT = 4096
@@ -142,6 +144,11 @@ class Plan:
         self._check_support()
         self._guarantee = self._backend.guarantee(descriptor)
         self._workspace_size = self._backend.workspace_bound(descriptor)
+        if self._workspace_size > _MOST:
+            raise InvalidProblem(
+                f"{self._me}: {descriptor.op} of this shape needs a workspace of more bytes than "
+                "63 bits can count"
+            )
         limit = preference.max_workspace_bytes
         if limit is not None and self._workspace_size > limit:
             self._backend = self._backend.frugal()
@@ -184,6 +191,12 @@ class Plan:
         shape, _ = desc.shape_and_axes
         if len(shape) > MAX_RANK:
             raise Unsupported(f"{self._me}: rank {len(shape)} is above the limit of {MAX_RANK}")
+        for operand in self._operands:
+            if max(operand.shape) > _MOST or operand.size_bytes > _MOST:
+                raise InvalidProblem(
+                    f"{self._me}: {operand.name} of shape {operand.shape} has more elements or "
+                    "bytes than 63 bits can count"
+                )
         allowed = desc.spec.ties
         if allowed and desc.ties not in allowed:
             names = ", ".join(rule.value for rule in allowed)
