@@ -107,6 +107,10 @@ def test_a_descriptor_used_as_a_key_keeps_its_hash(family):
         (SOFTMAX, {"softmax_axis": np.int64(1)}, {"softmax_axis": 1}),
         (SOFTMAX, {"kind": "log_softmax"}, {"kind": gp.SoftmaxKind.LOG_SOFTMAX}),
         (SOFTMAX, {"element": "bf16"}, {"element": gp.ElementKind.BF16}),
+        (SOFTMAX, {"element": np.float64}, {"element": gp.ElementKind.F64}),
+        (SOFTMAX, {"element": np.dtype("f2")}, {"element": gp.ElementKind.F16}),
+        (SOFTMAX, {"element": ml_dtypes.bfloat16}, {"element": gp.ElementKind.BF16}),
+        (SOFTMAX, {"element": torch.bfloat16}, {"element": gp.ElementKind.BF16}),
         (BINARY, {"shape": [2, 3]}, {"shape": (2, 3)}),
         (BINARY, {"param": 1}, {"param": 1.0}),
         (BINARY, {"param": np.float32(0.5)}, {"param": 0.5}),
@@ -120,10 +124,16 @@ def test_a_descriptor_used_as_a_key_keeps_its_hash(family):
         (REDUCE, {"reduce_axis": 1}, {"reduce_axis": (1,)}),
         (REDUCE, {"reduce_axis": [2, 0]}, {"reduce_axis": (0, 2)}),
         (REDUCE, {"reduce_axis": (-1, -3)}, {"reduce_axis": (0, 2)}),
+        (REDUCE, {"reduce_axis": range(2)}, {"reduce_axis": (0, 1)}),
+        (REDUCE, {"reduce_axis": np.array([2, 0])}, {"reduce_axis": (0, 2)}),
+        (REDUCE, {"reduce_axis": np.array(1)}, {"reduce_axis": (1,)}),
+        (REDUCE, {"reduce_axis": torch.tensor(1)}, {"reduce_axis": (1,)}),
         (REDUCE, {"kind": "norm2"}, {"kind": gp.ReduceKind.NORM2}),
         (REDUCE, {"kind": "max", "ties": "all"}, {"kind": "max", "ties": gp.TieRule.ALL}),
         (REDUCE, {"kind": "var", "correction": 0.0}, {"kind": "var", "correction": 0}),
         (EMBEDDING, {"index": "i32"}, {"index": gp.IndexKind.I32}),
+        (EMBEDDING, {"index": np.int32}, {"index": gp.IndexKind.I32}),
+        (EMBEDDING, {"index": torch.int32}, {"index": gp.IndexKind.I32}),
         (EMBEDDING, {"num_indices": np.int32(5)}, {"num_indices": 5}),
         (EMBEDDING, {"padding_idx": np.int64(2)}, {"padding_idx": 2}),
     ],
@@ -278,8 +288,13 @@ def test_bad_axes_are_refused_by_name(family, field, axis):
         (("0",), "0"),
         ("01", "reduce_axis"),
         ((0, None), "None"),
+        ({0, 1}, "a sequence of integers, got {0, 1}"),
+        ({0: 1}, "a sequence of integers"),
+        (np.array([[0, 1]]), "a sequence of integers"),
+        (np.array([0.0]), "0.0"),
+        ((axis for axis in (0, 1)), "a sequence of integers"),
     ],
-    ids=repr,
+    ids=range(14),
 )
 def test_bad_reduced_axes_are_refused_by_name(axis, words):
     with pytest.raises(gp.InvalidProblem) as caught:
@@ -382,13 +397,17 @@ def test_unknown_kinds_are_refused_with_the_known_ones(family, given):
         make(family, **given)
 
 
-@pytest.mark.parametrize("element", ["f8", "int32", None, 32], ids=repr)
+@pytest.mark.parametrize(
+    "element",
+    ["f8", "int32", None, 32, np.int32, torch.int64, np.dtype(">f4"), float, np.zeros(2)],
+    ids=repr,
+)
 def test_an_element_outside_the_matrix_is_unsupported(element):
     with pytest.raises(gp.Unsupported, match="f32, f16, bf16, f64"):
         make(SOFTMAX, element=element)
 
 
-@pytest.mark.parametrize("index", ["i16", "f32", None], ids=repr)
+@pytest.mark.parametrize("index", ["i16", "f32", None, np.int16, torch.float32], ids=repr)
 def test_an_index_type_outside_the_matrix_is_unsupported(index):
     with pytest.raises(gp.Unsupported, match="i32, i64"):
         make(EMBEDDING, index=index)
@@ -440,8 +459,10 @@ def test_element_kind_of_anything_else_is_unsupported(x):
 def test_index_kind_of_reads_arrays_and_dtypes(index):
     assert gp.IndexKind.of(index) in (gp.IndexKind.I32, gp.IndexKind.I64)
     assert gp.IndexKind.of(np.int32) is gp.IndexKind.I32
-    with pytest.raises(gp.Unsupported):
+    with pytest.raises(gp.Unsupported, match=r"int64; got int16$"):
         gp.IndexKind.of(np.int16)
+    with pytest.raises(gp.Unsupported, match=r"float64; got int32$"):
+        gp.ElementKind.of(np.int32)
 
 
 def test_errors_are_the_builtins_a_user_would_catch():

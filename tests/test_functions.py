@@ -585,6 +585,21 @@ def test_no_axes_reduce_nothing():
         assert (gp.std_backward(x, x, 0 * x, **options) == 0).all()
 
 
+@pytest.mark.parametrize(
+    "axis", [[0, 1], range(2), np.array([0, 1]), torch.Size((1, 0)), torch.tensor([0, 1])], ids=repr
+)
+def test_axes_are_any_sequence_of_ints(axis):
+    want = gp.var_backward(np.float32(2), SQUARE, axis=(0, 1))
+    for _ in range(2):
+        assert gp.var_backward(np.float32(2), SQUARE, axis=axis).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("axis", [{0, 1}, {0: 1}, np.array([[0, 1]])], ids=repr)
+def test_axes_that_are_no_sequence_are_invalid(axis):
+    with pytest.raises(gp.InvalidProblem, match=r"sum_backward: axis must be .* sequence"):
+        gp.sum_backward(np.float32(1), (3, 4), axis)
+
+
 @pytest.mark.parametrize("axis", [(0, 0), (1, -1), (0, 1, -2)], ids=repr)
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_axes_named_twice_are_invalid(axis, keepdims):

@@ -860,6 +860,16 @@ def test_restore_jax(monkeypatch):
     )
 
 
+def test_a_jax_tracer_is_told_to_come_later():
+    tracer = type("Tracer", (), {"__module__": "jax._src.core"})
+    made = type("BatchTracer", (tracer,), {"__module__": "jax._src.interpreters.batching"})
+    key = type("PRNGKeyArray", (), {"__module__": "jax._src.prng"})
+    with pytest.raises(InvalidProblem, match=r"^dy: .* got BatchTracer; .* outside jax\.jit"):
+        view(made(), "dy")
+    with pytest.raises(InvalidProblem, match=r"^dy: .* got PRNGKeyArray$"):
+        view(key(), "dy")
+
+
 def test_jax():
     jnp = pytest.importorskip("jax.numpy")
     array = jnp.arange(12.0, dtype=jnp.bfloat16).reshape(3, 4)

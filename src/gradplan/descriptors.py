@@ -8,7 +8,7 @@ kind does not use fall back to their defaults. What is wrong in itself (a bad ax
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, isnan, nan, prod
@@ -36,6 +36,7 @@ __all__ = [
     "ReduceBackwardDescriptor",
     "ScanBackwardDescriptor",
     "SoftmaxBackwardDescriptor",
+    "axes_of",
     "number_of",
 ]
 
@@ -96,6 +97,18 @@ def _axis(owner: str, field: str, value: Any, rank: int) -> int:
     if not -rank <= axis < rank:
         raise InvalidProblem(f"{owner}: {field} {axis} is out of range for rank {rank}")
     return axis % rank
+
+
+def axes_of(label: str, value: Any) -> Iterable[Any]:
+    """The axes of an int, of a sequence of ints or of an array of rank 1, yet to be looked at."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return value
+    rank = getattr(value, "ndim", None)
+    if rank == 1:
+        return tuple(value)
+    if rank == 0 or not isinstance(value, Iterable):
+        return (value,)
+    raise InvalidProblem(f"{label} must be an integer or a sequence of integers, got {value!r}")
 
 
 class _Descriptor:
@@ -304,11 +317,8 @@ class ReduceBackwardDescriptor(_Descriptor):
         spec = spec_of(self.category, kind)
         shape = _shape(me, "input_shape", self.input_shape)
         given: Any = self.reduce_axis
-        if given is None:
-            given = range(len(shape))
-        elif not isinstance(given, Iterable):
-            given = (given,)
-        axes = sorted(_axis(me, "reduce_axis", axis, len(shape)) for axis in given)
+        named = range(len(shape)) if given is None else axes_of(f"{me}: reduce_axis", given)
+        axes = sorted(_axis(me, "reduce_axis", axis, len(shape)) for axis in named)
         if len(set(axes)) < len(axes):
             raise InvalidProblem(f"{me}: reduce_axis {self.reduce_axis!r} names an axis twice")
         correction = 1.0

@@ -18,6 +18,7 @@ from .descriptors import (
     ReduceBackwardDescriptor,
     ScanBackwardDescriptor,
     SoftmaxBackwardDescriptor,
+    axes_of,
     number_of,
 )
 from .errors import InvalidProblem, Unsupported
@@ -442,7 +443,7 @@ class _Reduction(_Function):
     ) -> Any:
         extents = self._extents(shape) if x is None else ()
         if axis is not None and type(axis) is not int:
-            given = axis if isinstance(axis, (tuple, list)) else (axis,)
+            given = axes_of(self.axis, axis)
             axis = tuple([_integer(f"{self.name}: an axis", one) for one in given])
         question = (extents, axis, bool(keepdims), _preference(preference), *more.values())
         if out is None and self.recent:

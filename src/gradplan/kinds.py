@@ -1,7 +1,7 @@
 """The enums of the vocabulary: families, kinds, elements and rules.
 
 Every enum also takes the lower-case name of a member, through `Named.coerce`:
-`ScanKind.coerce("log_cumsum_exp")`.
+`ScanKind.coerce("log_cumsum_exp")`. Those of types take NumPy's and torch's dtypes too.
 """
 
 from __future__ import annotations
@@ -37,14 +37,21 @@ class Named(StrEnum):
         return InvalidProblem(message)
 
     @classmethod
+    def _read(cls, value: Any) -> Any:
+        """The member that another library's object stands for, or None."""
+        return None
+
+    @classmethod
     def coerce(cls, value: Any) -> Self:
         """The member itself, or the member of that name."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
             member = cls._value2member_map_.get(value.lower())
-            if member is not None:
-                return member  # type: ignore[return-value]
+        else:
+            member = cls._read(value)
+        if member is not None:
+            return member  # type: ignore[return-value]
         names = ", ".join(member.value for member in cls)
         raise cls._unknown(f"{cls.__name__}: expected one of {names}, got {value!r}")
 
@@ -168,6 +175,10 @@ class ElementKind(Named):
     def _unknown(cls, message: str) -> Exception:
         return Unsupported(message)
 
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return _of_dtype(value, _ELEMENT_OF_DTYPE)
+
     @property
     def size_bytes(self) -> int:
         return _ELEMENT_BYTES[self]
@@ -189,7 +200,7 @@ class ElementKind(Named):
         if kind is None:
             raise Unsupported(
                 f"the element type is one of float32, float16, bfloat16, float64; "
-                f"got {getattr(x, 'dtype', x)!s}"
+                f"got {_dtype_name(x)}"
             )
         return kind  # type: ignore[no-any-return]
 
@@ -204,6 +215,10 @@ class IndexKind(Named):
     def _unknown(cls, message: str) -> Exception:
         return Unsupported(message)
 
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        return _of_dtype(value, _INDEX_OF_DTYPE)
+
     @property
     def size_bytes(self) -> int:
         return 4 if self is IndexKind.I32 else 8
@@ -213,7 +228,7 @@ class IndexKind(Named):
         """The index kind of an array, or of a NumPy or torch dtype."""
         kind = _named_dtype(x, _INDEX_OF_DTYPE)
         if kind is None:
-            raise Unsupported(f"indices are int32 or int64; got {getattr(x, 'dtype', x)!s}")
+            raise Unsupported(f"indices are int32 or int64; got {_dtype_name(x)}")
         return kind  # type: ignore[no-any-return]
 
 
@@ -255,3 +270,13 @@ def _named_dtype(x: Any, table: dict[str, Any]) -> Any:
         return None
     name = getattr(dtype, "name", None) or str(dtype)
     return table.get(name.removeprefix("torch."))
+
+
+def _of_dtype(x: Any, table: dict[str, Any]) -> Any:
+    """The same for dtypes alone: an array in their place is a slip."""
+    return _named_dtype(x, table) if isinstance(x, type) or not hasattr(x, "dtype") else None
+
+
+def _dtype_name(x: Any) -> str:
+    """What messages call it."""
+    return x.__name__ if isinstance(x, type) else str(getattr(x, "dtype", x))

@@ -640,9 +640,12 @@ def _meet(array: Any, name: str) -> View:
     """The view of the first array of its type."""
     library = _library_of(array)
     if library is None:
+        hint = ""
+        if any(_is_jax(base) and base.__name__ == "Tracer" for base in type(array).__mro__):
+            hint = "; functions run at once: call them outside jax.jit, jax.vmap and jax.grad"
         raise InvalidProblem(
             f"{name}: expected a NumPy, torch, CuPy, JAX or other DLPack array, "
-            f"got {type(array).__name__}"
+            f"got {type(array).__name__}{hint}"
         )
     viewer = viewers[type(array)] = _VIEWER_OF_LIBRARY[library]
     return viewer(array, name)
