@@ -105,6 +105,39 @@ def test_fresh_arrays_are_written_to():
     assert plan.program.ran == [(addresses, 0, 7)]
 
 
+def test_writes_are_counted():
+    dy, y, dx, other = tensors(4)
+    arrays = (dy, y, dx)
+    again = met(FakePlan(), dy=dy, y=y, dx=dx).find(arrays)
+    for version in (1, 2):
+        assert again.launch(arrays, None)
+        assert [one._version for one in arrays] == [0, 0, version]
+    assert not again.launch((dy, y, y), None)
+    assert y._version == 0
+    pair = met(FakePlan(outputs=("da", "db")), dy=dy, da=None, db=other)
+    assert pair.find((dy, None, other)).launch((dy, None, other), None)
+    assert (dy._version, other._version) == (0, 1)
+
+
+def test_fresh_arrays_count_no_write():
+    dy, dx, other = tensors()
+    recent = Recent()
+    recent.note(FakePlan(), {"dy": view(dy), "dx": view(dx)}, (dy,), fresh=1, shape=(4, 6))
+    assert recent.find((dy,)).launch((dy,), None, None, [other])
+    assert (dy._version, other._version) == (0, 0)
+
+
+def test_where_tangents_may_be_the_long_way_looks():
+    from torch.autograd import forward_ad
+
+    plan, arrays = FakePlan(), tuple(tensors())
+    again = met(plan, **dict(zip(("dy", "y", "dx"), arrays, strict=True))).find(arrays)
+    with forward_ad.dual_level():
+        assert not again.launch(arrays, None)
+    assert plan.program.ran == []
+    assert again.launch(arrays, None)
+
+
 OTHERS = {
     "shape": lambda: torch.randn(4, 7),
     "rank": lambda: torch.randn(24),

@@ -367,6 +367,43 @@ def test_a_wrong_out_is_refused_and_left_alone(name):
         assert out.tobytes() == before
 
 
+@pytest.mark.parametrize("name", ONE_OUT)
+def test_a_write_into_a_tensor_is_counted(name):
+    # Else autograd would take what a forward pass saved for unchanged.
+    out = torch.zeros(3, 4)
+    for version in (1, 2):
+        ONE_OUT[name](out=out)
+        assert out._version == version
+    ONE_OUT[name](out=out[:, :].detach())
+    assert out._version == 3, "a view's writes are its base's"
+    with torch.inference_mode():
+        uncounted = torch.zeros(3, 4)
+        ONE_OUT[name](out=uncounted)
+    assert ONE_OUT[name](out=uncounted) is uncounted
+
+
+def test_lerp_counts_the_writes_into_what_is_given():
+    da, db = torch.zeros(3, 4), torch.zeros(3, 4)
+    gp.lerp_backward(SQUARE, 0.25, out=(da, None))
+    assert (da._version, db._version) == (1, 0)
+    gp.lerp_backward(SQUARE, 0.25, out=(da, db))
+    assert (da._version, db._version) == (2, 1)
+
+
+def test_autograd_refuses_a_saved_tensor_that_was_written_to():
+    saved, weight = torch.ones(3, 4), torch.ones(3, 4, requires_grad=True)
+    loss = (saved * weight).sum()
+    gp.softmax_backward(SQUARE, SQUARE, out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_new_tensors_count_no_write():
+    dy = torch.ones(3, 4)
+    assert gp.softmax_backward(dy, dy)._version == 0
+    assert dy._version == 0
+
+
 def test_out_on_dy_works_in_place():
     dy = SQUARE.copy()
     want = gp.softmax_backward(dy, SQUARE)
@@ -825,6 +862,28 @@ def test_tensors_that_require_grad_are_sent_to_gradplan_torch(call):
     # Under no_grad a parameter still requires grad; its detached self does not.
     detached = plain.clone().requires_grad_().detach()
     call(detached, plain)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of `make_dual` itself
+@pytest.mark.parametrize("place", range(4))
+def test_dual_tensors_are_sent_to_gradplan_torch(place):
+    from torch.autograd import forward_ad
+
+    def call(arrays):
+        *inputs, out = arrays
+        gp.cumprod_backward(*inputs, out=out)
+
+    plain = [torch.ones(3, 4) for _ in range(4)]
+    call(plain)
+    with forward_ad.dual_level():
+        call(plain)
+        dual = plain.copy()
+        dual[place] = forward_ad.make_dual(plain[place], torch.ones(3, 4))
+        with pytest.raises(gp.InvalidProblem, match=r"tangent.*gradplan\.torch"):
+            call(dual)
+        dual[place] = dual[place].detach()
+        call(dual)
+    call(plain)
 
 
 def test_a_norm_of_zero_has_gradient_zero():

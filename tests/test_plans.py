@@ -1025,6 +1025,44 @@ def test_a_workspace_may_be_a_torch_tensor():
     assert_same_bits(got, problem.run())
 
 
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_writes_into_tensors_are_counted(kind):
+    problem = case(kind)
+    tensors = {name: torch.from_numpy(array) for name, array in problem.arrays.items()}
+
+    def versions():
+        return {name: tensor._version for name, tensor in tensors.items()}
+
+    def counted(number):
+        return {name: number if name in problem.outputs else 0 for name in tensors}
+
+    args = problem.args(**tensors)
+    problem.plan.validate(args)
+    launch = problem.plan.bind(args)
+    assert versions() == counted(0)
+    for number, run in enumerate((launch, launch, lambda: problem.plan.run(args)), 1):
+        run()
+        assert versions() == counted(number)
+
+    class Mine(problem.plan._args_type):
+        """Arguments of a type that is not remembered."""
+
+    problem.plan.run(Mine(**tensors))
+    assert versions() == counted(4)
+
+
+def test_tensors_without_a_count_are_written_to():
+    problem = case("softmax")
+    with torch.inference_mode():
+        dx = torch.zeros(4, 6)
+    args = problem.args(dx=dx)
+    problem.plan.run(args)
+    problem.plan.bind(args)()
+    with torch.inference_mode():
+        problem.plan.run(args)
+    assert_same_bits({"dx": dx.numpy()}, problem.run())
+
+
 def test_a_bound_launch_keeps_its_workspace():
     problem = case("cumprod", with_y=False)
     want = problem.run()

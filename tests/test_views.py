@@ -494,6 +494,34 @@ def test_torch_requires_grad():
     assert view(leaf.detach()).ptr == leaf.data_ptr()
 
 
+def test_torch_that_counts_one_tensor_at_a_time():
+    def only_one(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError
+        counted.append(tensor)
+
+    counted = []
+    graph = types.SimpleNamespace(increment_version=only_one)
+    older = types.SimpleNamespace(
+        _C=types.SimpleNamespace(_increment_version=only_one),
+        autograd=types.SimpleNamespace(graph=graph),
+        inference_mode=torch.inference_mode,
+        empty=torch.empty,
+    )
+    tensors = torch.zeros(2), torch.zeros(3)
+    with torch.inference_mode():
+        uncounted = torch.zeros(4)
+    for missing in (False, True):
+        if missing:
+            del older._C._increment_version
+        counted.clear()
+        views._version_bump(older)((*tensors, uncounted))
+        assert [id(one) for one in counted] == [id(one) for one in tensors]
+    for inference in (False, True):
+        with torch.inference_mode(inference):
+            assert views._version_bump(torch) is torch._C._increment_version
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_torch_without_strided_memory():
     tensor = torch.zeros(3, 3)

@@ -45,6 +45,7 @@ from .sku import PlanPreference
 from .views import (
     Layout,
     View,
+    count_write,
     empty_like_type,
     remember,
     reshape_view,
@@ -162,7 +163,10 @@ class _Function:
             raise InvalidProblem(f"{self.out} must have shape {shape}, got {lent.shape}")
         views["dx"] = _row(lent)
         plan._run_views(views, None, None, stream)
-        return restore_type(like, target) if out is None else out
+        if out is None:
+            return restore_type(like, target)
+        count_write(out)
+        return out
 
 
 class _Along(_Function):
@@ -285,6 +289,8 @@ def lerp_backward(
             views[name] = _row(made)
     plan._run_views(views, stream=stream)
     if out is not None:
+        for target in targets:
+            count_write(target)
         return targets
     _LERP.note(question, plan, views, (dy,), shape, 2)
     return restore_type(dy, targets[0]), restore_type(dy, targets[1])
@@ -746,7 +752,10 @@ def embedding_backward(
         "dweight": view(target, "embedding_backward: out"),
     }
     plan._run_views(views, None, extents, stream)
-    return restore_type(dout, target) if out is None else out
+    if out is None:
+        return restore_type(dout, target)
+    count_write(out)
+    return out
 
 
 _EMBEDDINGS: dict[Any, tuple[Plan, Shape, Layout, Layout]] = {}

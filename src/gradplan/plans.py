@@ -38,7 +38,7 @@ from .geometry import c_strides
 from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
-from .views import View, address_of, viewers
+from .views import View, address_of, count_write, viewers, write_counter
 
 __all__ = [
     "BinaryParamBackwardPlan",
@@ -77,7 +77,7 @@ class BoundLaunch:
     It owns its workspace, so one run may be in flight at a time.
     """
 
-    __slots__ = ("_keep", "_launch", "_plan", "_program", "_streams")
+    __slots__ = ("_count", "_keep", "_launch", "_plan", "_program", "_streams")
 
     def __init__(
         self,
@@ -92,6 +92,9 @@ class BoundLaunch:
         self._launch = launch
         self._keep = keep
         self._streams = streams
+        views: Views = keep[0]
+        outputs = [views[name].owner for name in plan._outputs if name in views]
+        self._count = write_counter(outputs)
 
     def __call__(self, stream: Any = None) -> None:
         """Run it, on a GPU on the stream that is current now or on the one given.
@@ -103,6 +106,8 @@ class BoundLaunch:
             self._launch()
         else:
             self._launch(streams.current() if stream is None else streams.handle(stream))
+        if self._count is not None:
+            self._count()
 
     @property
     def sku(self) -> KernelSku:
@@ -309,7 +314,11 @@ class Plan:
             if again is None:
                 self._recent.note(self, views, arrays)
         else:
-            self._run_views(self._views(args), workspace, stream=stream)
+            views = self._views(args)
+            self._run_views(views, workspace, stream=stream)
+        for name in self._outputs:
+            if name in views:
+                count_write(views[name].owner)
 
     def _run_views(
         self,

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -37,12 +39,15 @@ __all__ = [
     "address_of",
     "as_numpy",
     "check_extent",
+    "count_write",
     "empty_like_type",
+    "in_forward_mode",
     "remember",
     "reshape_view",
     "restore_type",
     "view",
     "viewers",
+    "write_counter",
 ]
 
 _Kind = ElementKind | IndexKind
@@ -371,6 +376,71 @@ def _byte_bounds(array: Any) -> tuple[int, int]:
 _TORCH_LAYOUTS: dict[Any, Layout] = {}
 
 
+class _Torch:
+    """What torch keeps beside its tensors: nothing yet, before the first of them is met."""
+
+    forward_ad: Any = SimpleNamespace(_current_level=-1)
+    bump: Callable[[tuple[Any, ...]], object] = tuple
+
+    @classmethod
+    def meet(cls) -> None:
+        torch: Any = sys.modules.get("torch")
+        if hasattr(torch, "autograd"):
+            cls.forward_ad = torch.autograd.forward_ad
+            cls.bump = staticmethod(_version_bump(torch))
+
+
+def _version_bump(torch: Any) -> Callable[[tuple[Any, ...]], object]:
+    """What counts a write into each of some tensors."""
+    bump: Callable[[Any], object] = torch.autograd.graph.increment_version
+    try:
+        # What it calls, at half its cost; older ones take one tensor at a time.
+        several: Callable[[tuple[Any, ...]], object] = torch._C._increment_version
+        with torch.inference_mode(False):
+            probe = torch.empty(0)
+        several((probe,))
+        if probe._version == 1:
+            return several
+    except (AttributeError, TypeError, RuntimeError):
+        pass
+
+    def one_by_one(tensors: tuple[Any, ...]) -> None:
+        for tensor in tensors:
+            if not tensor.is_inference():  # which has no count
+                bump(tensor)
+
+    return one_by_one
+
+
+def count_write(array: Any) -> None:
+    """Tell torch, if the array is a tensor, that it was written to.
+
+    Autograd compares the count when it uses what a forward pass has saved, and refuses what has
+    changed meanwhile; without it a gradient would be wrong silently.
+    """
+    if _LIBRARIES.get(type(array)) == "torch":
+        _Torch.bump((array,))
+
+
+def write_counter(arrays: Iterable[Any]) -> Callable[[], object] | None:
+    """The same for the same arrays time and again; None where there are no tensors."""
+    tensors = tuple([one for one in arrays if _LIBRARIES.get(type(one)) == "torch"])
+    return partial(_Torch.bump, tensors) if tensors else None
+
+
+def in_forward_mode() -> bool:
+    """Whether torch's tensors may carry tangents now."""
+    return bool(_Torch.forward_ad._current_level >= 0)
+
+
+def _refuse_dual(array: Any, name: str) -> None:
+    if _Torch.forward_ad.unpack_dual(array).tangent is not None:
+        raise InvalidProblem(
+            f"{name}: expected a plain tensor, got a dual tensor of forward-mode autograd, whose "
+            "tangent would be lost silently; use gradplan.torch, or pass tensor.detach()"
+        )
+
+
 def _torch_layout(array: Any, name: str) -> Layout:
     layout, device = str(array.layout), array.device
     if layout != "torch.strided":
@@ -408,6 +478,8 @@ def _view_torch(array: Any, name: str) -> View:
             "or pass tensor.detach()"
         )
     try:
+        if _Torch.forward_ad._current_level >= 0:
+            _refuse_dual(array, name)
         # On the CPU the device is left out of the key: comparing it would cost more than asking.
         # The layout too: what is not strided has no data pointer.
         if array.is_cuda:
@@ -647,6 +719,8 @@ def _meet(array: Any, name: str) -> View:
             f"{name}: expected a NumPy, torch, CuPy, JAX or other DLPack array, "
             f"got {type(array).__name__}{hint}"
         )
+    if library == "torch":
+        _Torch.meet()
     viewer = viewers[type(array)] = _VIEWER_OF_LIBRARY[library]
     return viewer(array, name)
 
