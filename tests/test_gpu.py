@@ -358,7 +358,6 @@ def test_workspaces_are_checked(name, place):
     good = workspace_for(plan, place, extra=64)
     other = torch.empty(size, dtype=torch.uint8)
     refusals = [
-        (good[: size - 1], gp.WorkspaceTooSmall),
         (good[1:], gp.MisalignedOperand),
         (good.view(torch.int8)[:size], gp.InvalidProblem),
         (good[: 2 * (size // 2)].view(2, -1), gp.InvalidProblem),
@@ -372,9 +371,18 @@ def test_workspaces_are_checked(name, place):
             with pytest.raises(error, match="workspace"):
                 call(args, workspace=wrong)
     assert all(torch.equal(before[output], now) for output, now in job.bits().items())
-    with pytest.raises(gp.WorkspaceTooSmall) as caught:
-        plan.run(args, workspace=good[: size - 1])
-    assert (caught.value.needed, caught.value.got) == (size, size - 1)
+    for call, needed in ((plan.run, size), (plan.bind, plan.bind(args).workspace_size)):
+        if needed:
+            with pytest.raises(gp.WorkspaceTooSmall, match="workspace") as caught:
+                call(args, workspace=good[: needed - 1])
+            assert (caught.value.needed, caught.value.got) == (needed, needed - 1)
+    assert all(torch.equal(before[output], now) for output, now in job.bits().items())
+    found = []
+    for call in (plan.bind(args), plan.bind(args, workspace=good[:needed])):
+        job.fill(0)
+        call()
+        found.append(job.bits())
+    assert all(torch.equal(found[0][output], now) for output, now in found[1].items())
 
 
 @gpu

@@ -961,7 +961,16 @@ def test_a_workspace_of_exactly_the_stated_size_is_enough(kind, shape, axis, opt
             assert (whole[:256] == fill).all()
             assert (whole[256 + size :] == fill).all()
         launch = problem.plan.bind(problem.args())
-        assert launch.workspace_size <= size
+        exact = launch.workspace_size
+        assert exact <= size
+        whole = aligned(exact + 512, 0xFF)
+        fresh = {name: like(problem.arrays[name]) for name in problem.outputs}
+        launch = problem.plan.bind(problem.args(**fresh), workspace=whole[256 : 256 + exact])
+        assert launch.workspace_size == exact
+        launch()
+        assert_same_bits(fresh, want)
+        assert (whole[:256] == 0xFF).all()
+        assert (whole[256 + exact :] == 0xFF).all()
         assert problem.error(want) <= problem.plan.precision_guarantee.relative_error
 
 
@@ -971,8 +980,8 @@ def test_workspaces_are_checked(kind):
     size = problem.plan.workspace_size
     before = contents(problem.args())
 
-    def attempt(error, workspace, *words):
-        for run in (problem.plan.run, problem.plan.bind):
+    def attempt(error, workspace, *words, calls=(problem.plan.run, problem.plan.bind)):
+        for run in calls:
             with pytest.raises(error) as caught:
                 run(problem.args(), workspace=workspace)
             for word in (problem.me, "workspace", *words):
@@ -981,9 +990,12 @@ def test_workspaces_are_checked(kind):
         return caught.value
 
     if size:
-        for short in (0, size - 1):
-            raised = attempt(gp.WorkspaceTooSmall, aligned(short), size, short)
-            assert (raised.needed, raised.got) == (size, short)
+        exact = problem.plan.bind(problem.args()).workspace_size
+        for call, needed in ((problem.plan.run, size), (problem.plan.bind, exact)):
+            for short in {0, needed - 1} if needed else ():
+                small = aligned(short)
+                raised = attempt(gp.WorkspaceTooSmall, small, needed, short, calls=[call])
+                assert (raised.needed, raised.got) == (needed, short)
         attempt(gp.MisalignedOperand, aligned(size + 256)[64 : 64 + size], "256")
     else:
         problem.run(workspace=aligned(0))

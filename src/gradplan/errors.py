@@ -46,7 +46,7 @@ class BufferTooSmall(_TooSmall):
 
 
 class WorkspaceTooSmall(_TooSmall):
-    """The caller's workspace is smaller than `plan.workspace_size`."""
+    """The caller's workspace is smaller than `plan.workspace_size`, or `launch.workspace_size`."""
 
 
 class MisalignedOperand(GradPlanError, ValueError):

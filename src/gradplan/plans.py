@@ -283,18 +283,24 @@ class Plan:
         return True
 
     def bind(self, args: Any, *, workspace: Any = None) -> BoundLaunch:
-        """Fix the kernel variant for these very arrays, and keep them alive."""
+        """Fix the kernel variant for these very arrays, and keep them alive.
+
+        A workspace of `launch.workspace_size` bytes is enough, as an earlier launch for such arrays
+        tells it; `plan.workspace_size` always is.
+        """
         views = self._views(args)
         program = self._prepare(views)
         streams = self._streams_of(views)
         if streams is None:
-            address, keep = self._workspace(program.workspace_bytes, workspace, views)
+            needed = program.workspace_bytes
+            address, keep = self._workspace(needed, workspace, views, least=needed)
             launch = program.bind(views, address)
             return BoundLaunch(self, program, launch, (views, args, keep), None)
         handle = streams.current()
         gpu: Any = program
         gpu = gpu.suited(views)
-        address, keep = self._workspace(gpu.workspace_bytes, workspace, views, handle)
+        needed = gpu.workspace_bytes
+        address, keep = self._workspace(needed, workspace, views, handle, least=needed)
         bound = gpu.bind(views, address, handle)
         launch = bound.__call__  # a method is called faster than an object that has it
         own = (keep if workspace is None else None, getattr(bound, "owned", None))
@@ -457,8 +463,14 @@ class Plan:
             strides[operand.name] = tuple(0 if n == 1 else step for n, step in extents)
         return strides
 
-    def _workspace(self, needed: int, given: Any, views: Views, stream: int = 0) -> tuple[int, Any]:
-        """The address of a workspace, and what keeps it alive."""
+    def _workspace(
+        self, needed: int, given: Any, views: Views, stream: int = 0, least: int | None = None
+    ) -> tuple[int, Any]:
+        """The address of a workspace, and what keeps it alive.
+
+        One that is given has at least so many bytes; by default as many as any layout needs, so
+        that what does for one call of a plan does for all.
+        """
         if given is None:
             if needed == 0:
                 return 0, None
@@ -468,18 +480,17 @@ class Plan:
             own = np.empty(needed + _WORKSPACE_ALIGNMENT, np.uint8)
             address = address_of(own)
             return -(-address // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT, own
-        return self._checked_workspace(given, views), given
+        least = self._workspace_size if least is None else least
+        return self._checked_workspace(given, views, least), given
 
-    def _checked_workspace(self, given: Any, views: Views) -> int:
+    def _checked_workspace(self, given: Any, views: Views, least: int) -> int:
         if self._backend.device is None:
             address, size = self._host_workspace(given)
         else:
             address, size = workspace_memory(self._me, given, self._backend.device)
-        if size < self._workspace_size:
+        if size < least:
             raise WorkspaceTooSmall(
-                self._workspace_size,
-                size,
-                f"{self._me}: workspace needs {self._workspace_size} bytes, got {size}",
+                least, size, f"{self._me}: workspace needs {least} bytes, got {size}"
             )
         if address % _WORKSPACE_ALIGNMENT and size:
             raise MisalignedOperand(
