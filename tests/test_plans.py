@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import gc
 import itertools
+import pickle
 import platform
 import re
 import threading
@@ -909,6 +910,22 @@ def test_plans_describe_themselves(kind):
     for name in ("sku", "precision_guarantee", "workspace_size", "descriptor", "device"):
         with pytest.raises(AttributeError):
             setattr(problem.plan, name, None)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_plans_are_immutable(kind):
+    plan = case(kind).plan
+    for name in ("_device", "_desc", "_workspace_size", "mine"):
+        with pytest.raises(dataclasses.FrozenInstanceError, match=f"{name}.*{type(plan).__name__}"):
+            setattr(plan, name, None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del plan._device
+    assert plan.device == "cpu"
+    twin = pickle.loads(pickle.dumps(plan))
+    assert twin.descriptor == plan.descriptor
+    assert twin.sku == plan.sku
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        twin._device = "cuda:0"
 
 
 # Every family in the layouts that use the workspace: long rows that are split, columns, scans

@@ -9,6 +9,7 @@ earlier one has only its addresses to look at.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import FrozenInstanceError
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -136,6 +137,7 @@ class Plan:
     _descriptor_type: ClassVar[type]
     _args_type: ClassVar[type]
     _same: ClassVar[frozenset[str]] = frozenset({"dy"})
+    _made = False
 
     def __init__(self, descriptor: Any, device: str, preference: PlanPreference) -> None:
         self._desc = descriptor
@@ -168,6 +170,15 @@ class Plan:
         self._streams: dict[type, Streams] = {}
         self._recent = Recent()
         self._arrays_of: Any = attrgetter(*(op.name for op in self._operands))
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._made:  # all who asked this question share the plan
+            raise FrozenInstanceError(f"cannot assign to {name!r} of a {self._me}")
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete {name!r} of a {self._me}")
 
     @classmethod
     def select(
