@@ -180,6 +180,10 @@ class Plan:
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"cannot delete {name!r} of a {self._me}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What it remembers points into memory; the question is enough to find it again.
+        return _shared_plan, (type(self), self._desc, self._device, self._preference)
+
     @classmethod
     def select(
         cls, descriptor: Any, *, device: Any = "cpu", preference: PlanPreference | None = None
