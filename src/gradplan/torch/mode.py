@@ -162,7 +162,7 @@ class enable(TorchFunctionMode):  # type: ignore[misc] # noqa: N801
     """
 
     def __new__(cls, families: Any = None) -> Any:
-        if inspect.isroutine(families):  # `@enable` without parentheses
+        if isinstance(families, FunctionType):  # `@enable` without parentheses
             return enable()(families)
         return super().__new__(cls)
 
