@@ -47,7 +47,8 @@ def log_tile(
     FULL: tl.constexpr,
 ):
     WIDE: tl.constexpr = ELEMENT == "f64"
-    HALF: tl.constexpr = ELEMENT == "f16" or ELEMENT == "bf16"
+    # Of halves the last rounding hides what sums of f32 lose from tile to tile.
+    EXACT: tl.constexpr = ELEMENT == "f32"
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     _dy, x, y, out = arrays
     row_mask = at[3]
@@ -85,16 +86,16 @@ def log_tile(
         if PHASE != "resident":
             x_past = value_at(x, X, at, ends[2], n, x_steps, R).to(TYPE)
             usual = usual & ~(x_past - ref > _RANGE)
-            if HALF:
-                arrived = pick(f, far[None, :]) + exp_of_difference(x_past, ref, ELEMENT)
-                arriving = 1.0 / arrived.to(tl.float64)
-            else:
+            if EXACT:
                 # From the state before the tile behind this one: what an S loses from tile to tile
                 # adds up along the row, and f loses what a tile adds below its last bit.
                 beyond = slot - R if FLIP else slot + R
                 behind = (ends[2] >= 0) & (ends[2] < n)
                 arrived = grown(states, beyond, (slot >= 0) & behind, total, x_past, ref)
                 arriving = tl.where(behind, 1.0 / arrived, 0.0)
+            else:
+                arrived = pick(f, far[None, :]) + exp_of_difference(x_past, ref, ELEMENT)
+                arriving = 1.0 / arrived.to(tl.float64)
     else:
         g = d * exp_of_difference(ref[:, None], v, ELEMENT)
         own = tl.exp(low - ref.to(tl.float64))
@@ -123,7 +124,7 @@ def log_tile(
     if every:
         if PHASE != "partial":
             put(out, OUT, dx, at, out_steps, R, C, FULL)
-        if Y == "n" and PHASE != "resident" and not HALF:  # x loaded anew, as below
+        if Y == "n" and PHASE != "resident" and EXACT:  # x loaded anew, as below
             x_first = value_at(x, X, at, ends[0], n, x_steps, R)
             own = grown(states, slot, slot >= 0, total, x_first, ref)
             c_first = own * arriving
