@@ -175,20 +175,13 @@ def two_passes(monkeypatch):
     """Let all programs of a launch that waits run, one after the other, twice: what the first pass
     hears is not told yet, and the second hears what the first has told. Not for dx that is dy."""
 
-    def run(self, views, workspace, stream):
-        addresses = {name: lent.ptr for name, lent in views.items()}
-        addresses[launch.WORKSPACE] = workspace
-        for step in self.steps:
-            values = {
-                name: launch._tensor(addresses[value.operand] + value.offset, value.type)
-                if isinstance(value, launch.Pointer)
-                else getattr(value, "value", value)
-                for name, value in step.arguments
-            }
-            for _ in range(2 if step.together else 1):
-                launch._function(step.kernel)[(step.grid,)](**values, **dict(step.constants))
+    once = launch.Interpreter.launch
 
-    monkeypatch.setattr(launch.Interpreter, "run", run)
+    def twice(self, step, addresses):
+        for _ in range(2 if step.together else 1):
+            once(self, step, addresses, step.grid)
+
+    monkeypatch.setattr(launch.Interpreter, "launch", twice)
 
 
 @pytest.mark.parametrize("programs", [2, 5])

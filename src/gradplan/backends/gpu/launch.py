@@ -541,21 +541,24 @@ class Interpreter:
 
         def run(stream: int = 0) -> None:
             for step in self.steps:
-                arguments = {
-                    name: _tensor(addresses[value.operand] + value.offset, value.type)
-                    if isinstance(value, Pointer)
-                    else value.value
-                    if isinstance(value, Int)
-                    else value
-                    for name, value in step.arguments
-                }
-                # Programs wait for each other where all run together; here one does it all, which
-                # tells two parts before it waits.
-                grid = 1 if step.together else step.grid
-                _function(step.kernel)[(grid,)](**arguments, **dict(step.constants))
+                self.launch(step, addresses)
             assert not any(counters[1:]), "a counter was left counting"
 
         return run
+
+    def launch(self, step: Step, addresses: Mapping[str, int], together: int = 1) -> None:
+        """One launch. Programs wait for each other where all run `together`; here one does it all,
+        which tells two parts before it waits."""
+        arguments = {
+            name: _tensor(addresses[value.operand] + value.offset, value.type)
+            if isinstance(value, Pointer)
+            else value.value
+            if isinstance(value, Int)
+            else value
+            for name, value in step.arguments
+        }
+        grid = together if step.together else step.grid
+        _function(step.kernel)[(grid,)](**arguments, **dict(step.constants))
 
     def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
         self.bind(views, workspace)(stream)
