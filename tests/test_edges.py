@@ -113,3 +113,41 @@ def test_a_system_that_grants_no_thread_still_gets_its_result(monkeypatch):
     alone = gp.softmax_backward(dy, y)
     monkeypatch.undo()
     assert np.array_equal(alone, gp.softmax_backward(dy, y))
+
+
+F64_MAX, BF16_MAX = np.finfo(np.float64).max, float(ml_dtypes.finfo(BF16).max)
+HALVES_AND_F32 = pytest.mark.parametrize("element", [F32, np.float16, BF16])
+
+
+def same(got, expected):
+    np.testing.assert_array_equal(got.astype(np.float64), np.asarray(expected, np.float64))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    ("largest", "y"),
+    [
+        (np.finfo(F32).max, np.array([0.5000001, 0.5000001, 1e-7], F32)),
+        (BF16_MAX, np.full(8, 0.126, BF16)),
+        (BF16_MAX, np.full(1500, 0.000671, BF16)),
+    ],
+    ids=["f32", "bf16", "bf16 in blocks"],
+)
+def test_softmax_of_the_largest_gradients_is_finite(largest, y, axis):
+    y = np.stack([y, y], axis=1 - axis)
+    dy = np.full_like(y, largest)
+    wide = y.astype(np.float64)
+    expected = wide * (float(largest) * (1 - wide.sum(axis, keepdims=True)))
+    assert np.isfinite(expected.astype(y.dtype)).all()
+    close(gp.softmax_backward(dy, y, axis=axis), expected, 4e-3)
+
+
+def test_softmax_of_subnormal_gradients_rounds_once():
+    rng = np.random.default_rng(0)
+    y = rng.dirichlet(np.ones(3), size=2000).astype(F32)
+    y[::2] = [0.999, 0.0005, 0.0005]
+    dy = (rng.integers(-9, 9, y.shape) * 2.0**-149).astype(F32)
+    wide = y.astype(np.float64)
+    exact = wide * (dy - (wide * dy).sum(1, keepdims=True))
+    error = gp.softmax_backward(dy, y).astype(np.float64) - exact
+    assert np.max(np.abs(error)) <= 0.5001 * 2.0**-149

@@ -63,6 +63,8 @@ class MapFormula:
     indexed: bool = False
     blank: bool = False
     """Whether elements whose state is `first` all map to 0."""
+    overflows: bool = False
+    """Whether a sum in f32 may leave its range where the row's does not leave f64's."""
 
 
 def is_wide(
@@ -116,9 +118,15 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (s[0] + y * dy,)
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return y * dy - y * r[0]  # dy − r might overflow
+            if exact or is_easy:
+                return y * dy - y * r[0]  # dy − r might overflow
+            return np.float64(y) * (np.float64(dy) - s[0])
 
-        return _row("dy y", step, _keep, apply)
+        if exact:
+            return _row("dy y", step, _keep, apply)
+        # Small sums also take the long way: f32's subnormals feel every rounding.
+        row = replace(_row("dy y", step, _keep, apply), easy=ordered(_moderate))
+        return replace(row, overflows=element is ElementKind.BF16)
 
     if kind == SoftmaxKind.LOG_SOFTMAX:
 

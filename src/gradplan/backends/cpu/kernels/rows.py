@@ -10,9 +10,9 @@ many threads there are:
 - COMBINE: chunk states to row states, in order;
 - APPLY: the map alone. (A map without a state runs this.)
 
-Inside a row, blocks of 512 are summed in lanes and the blocks' sums in f64. Where a problem
-does not fit the caches, results are staged in the nearest one and leave it by whole lines, past
-the others.
+Inside a row, blocks of 512 are summed in lanes and the blocks' sums in f64; where a block leaves
+the range of f32, all is summed again in f64. Where a problem does not fit the caches, results are
+staged in the nearest one and leave it by whole lines, past the others.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ def place(m, innermost, more_at, more, i, q):
 
 
 @inlined
+def is_finite(value):
+    return abs(value) < np.inf
+
+
+@inlined
 def unit_of(m, phase, u):
     """The unit that a launch visits as its u-th."""
     last = meta(m, at.LAST_UNIT)
@@ -100,9 +105,6 @@ def build(
     """
     formula = map_formula(kind, element, ties)
     wide = extreme or is_wide(kind, element, ties)
-    real = np.float64 if wide else np.float32
-    load = make_load(element, wide)
-    zero = real(0)
     # The map may work in f32 where the state is summed in f64.
     map_wide = extreme or is_wide(kind, element, ties, mapped=True)
     map_real = np.float64 if map_wide else np.float32
@@ -115,9 +117,8 @@ def build(
     apply2 = formula.apply2 or formula.apply
     reads = formula.uses.split()
     uses_x, uses_y = "x" in reads, "y" in reads
-    has_state, blank = formula.step is not None, formula.blank
+    has_state, blank, overflows = formula.step is not None, formula.blank, formula.overflows
     first = formula.first or (0.0,)
-    first_block = tuple(real(value) for value in first)
     slots = len(first)
     settled = formula.settled if formula.settle is not None else slots
     state_load, state_store = make_tuple_memory(slots)
@@ -127,7 +128,7 @@ def build(
     stages = make_scratch((3 * STAGE_BYTES + 4096) // 8)
     # bf16 in rows is taken two by two: softmax in 0.18 ns an element in place of 0.22.
     by_pairs = unit and element is ElementKind.BF16 and sys.byteorder == "little"
-    map_by_pairs, state_by_pairs = by_pairs and not (map_wide or two), by_pairs and not wide
+    map_by_pairs = by_pairs and not (map_wide or two)
     pair_load, pair_store = make_pair("in")[0], make_pair("out")[1]
     pair_stage, nothing = make_pair("stage")[1], np.float32(0)
 
@@ -199,7 +200,7 @@ def build(
 
         return values
 
-    values, map_values = reader(load, zero), reader(map_load, map_zero)
+    map_values = reader(map_load, map_zero)
 
     @inlined
     def pairs_of(dy, x, y, od, ox, oy, row_y):
@@ -210,52 +211,89 @@ def build(
             vy = pair_load(y, oy)
         return vd, vx, vy
 
-    @inlined
-    def map_pairs(r, s, dy, x, y, od, ox, oy, target, pairs, p, p2, is_easy, staged):
-        for k in range(pairs):
-            vd, vx, vy = pairs_of(dy, x, y, od + 2 * k, ox + 2 * k, oy + 2 * k, map_zero)
-            a = apply(r, vd[0], vx[0], vy[0], 0.0, p, p2, is_easy, s)
-            b = apply(r, vd[1], vx[1], vy[1], 0.0, p, p2, is_easy, s)
-            if staged:
-                pair_stage(target, 2 * k, a, b)
-            else:
-                pair_store(target, 2 * k, a, b)
+    def gatherer(wide):
+        real = np.float64 if wide else np.float32
+        load, zero, by_two = make_load(element, wide), real(0), by_pairs and not wide
+        values, first_block = reader(load, zero), tuple(real(value) for value in first)
+
+        @inlined
+        def gather(m, dy, x, y, base, e0, e1):
+            # The state of elements e0..e1 of the row at these offsets.
+            p = real(meta_float(m, at.PARAM))
+            inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+            sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
+            si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
+            index_base = meta(m, at.INDEX_BASE)
+            row_y = load(y, base[2]) if reduced and uses_y else zero
+            s, t, room = first, first_block, _BLOCK  # a block may span several inner runs
+            e = e0
+            while e < e1:
+                q = e // inner
+                k0 = e - q * inner
+                k1 = min(inner, k0 + e1 - e, k0 + room)
+                o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
+                od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
+                e += k1 - k0
+                room -= k1 - k0
+                if by_two:
+                    for k in range(k0, k1 - 1, 2):
+                        a, b, c = pairs_of(dy, x, y, od + k, ox + k, oy + k, row_y)
+                        t = step(step(t, a[0], b[0], c[0], 0.0, p), a[1], b[1], c[1], 0.0, p)
+                    k0 = k1 - (k1 - k0) % 2
+                for k in range(k0, k1):
+                    vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_y)
+                    t = step(t, vd, vx, vy, float(oi + k * si), p)
+                if room == 0:
+                    s, t, room = merge(s, t), first_block, _BLOCK
+            return merge(s, t)
+
+        return gather
+
+    gather_once, gather_wide = gatherer(wide), gatherer(True)
 
     @inlined
     def gather(m, dy, x, y, base, e0, e1):
-        # The state of elements e0..e1 of the row at these offsets.
-        p = real(meta_float(m, at.PARAM))
-        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+        s = gather_once(m, dy, x, y, base, e0, e1)
+        if overflows and not is_finite(s[0]):
+            s = gather_wide(m, dy, x, y, base, e0, e1)
+        return s
+
+    @inlined
+    def map_run(m, r, s, dy, x, y, od, ox, oy, oi, target, target2, count, is_easy, staged):
+        # So many elements from these offsets on, to the stage or to the output at `target`.
+        p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
         sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
+        so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
         si = meta(m, at.AXIS + at.S_INDEX) if indexed else 0
-        index_base = meta(m, at.INDEX_BASE)
-        row_y = load(y, base[2]) if reduced and uses_y else zero
-        s, t, room = first, first_block, _BLOCK  # a block may span several inner runs
-        e = e0
-        while e < e1:
-            q = e // inner
-            k0 = e - q * inner
-            k1 = min(inner, k0 + e1 - e, k0 + room)
-            o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
-            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
-            e += k1 - k0
-            room -= k1 - k0
-            if state_by_pairs:
-                for k in range(k0, k1 - 1, 2):
-                    a, b, c = pairs_of(dy, x, y, od + k, ox + k, oy + k, row_y)
-                    t = step(step(t, a[0], b[0], c[0], 0.0, p), a[1], b[1], c[1], 0.0, p)
-                k0 = k1 - (k1 - k0) % 2
-            for k in range(k0, k1):
-                vd, vx, vy = values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, row_y)
-                t = step(t, vd, vx, vy, float(oi + k * si), p)
-            if room == 0:
-                s, t, room = merge(s, t), first_block, _BLOCK
-        return merge(s, t)
+        done = 0
+        if map_by_pairs:
+            done = count // 2 * 2
+            for k in range(0, done, 2):
+                vd, vx, vy = pairs_of(dy, x, y, od + k, ox + k, oy + k, map_zero)
+                a = apply(r, vd[0], vx[0], vy[0], 0.0, p, p2, is_easy, s)
+                b = apply(r, vd[1], vx[1], vy[1], 0.0, p, p2, is_easy, s)
+                if staged:
+                    pair_stage(target, k, a, b)
+                else:
+                    pair_store(target, k, a, b)
+        for k in range(done, count):
+            vd, vx, vy = map_values(dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, map_zero)
+            i = float(oi + k * si)
+            dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
+            if two:  # both before the first store, which may be in the place of dy
+                dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
+                if staged:
+                    stage_store(target2, k, dx2)
+                else:
+                    map_store(target2, k * so2, dx2)
+            if staged:
+                stage_store(target, k, dx)
+            else:
+                map_store(target, k * so, dx)
 
     @inlined
     def scatter(m, s, dy, x, y, out, out2, base, e0, e1, room, streaming):
         # The outputs of elements e0..e1, given the row's state.
-        p, p2 = map_real(meta_float(m, at.PARAM)), map_real(meta_float(m, at.PARAM2))
         inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
         sd, sx, sy = stride(m, at.AXIS, 1), stride(m, at.AXIS, 2), stride(m, at.AXIS, 3)
         so, so2 = stride(m, at.AXIS, 4), stride(m, at.AXIS, 5)
@@ -271,51 +309,32 @@ def build(
             lo = e - q * inner
             hi = min(inner, lo + e1 - e)
             o = place(m, at.AXIS, at.MORE_AXIS_AT, more, 0, q)
-            od, ox, oy, oi = base[0] + o[0], base[1] + o[1], base[2] + o[2], index_base + o[5]
-            oo, oo2 = base[3] + o[3], base[4] + o[4]
             e += hi - lo
             while lo < hi:
+                od, ox, oy = base[0] + o[0] + lo * sd, base[1] + o[1] + lo * sx, base[2] + o[2]
+                oy, oi = oy + lo * sy, index_base + o[5] + lo * si
+                to = out + size * (base[3] + o[3] + lo * so)
+                to2 = out2 + size * (base[4] + o[4] + lo * so2)
+                # A loop for easy rows and one for others: LLVM does not part long ones by itself.
                 if not (unit and streaming):
-                    if map_by_pairs:
-                        to, pairs = out + size * (oo + lo), (hi - lo) // 2
-                        at_k = od + lo, ox + lo, oy + lo
-                        map_pairs(r, s, dy, x, y, *at_k, to, pairs, p, p2, is_easy, False)
-                        lo += 2 * pairs
-                    for k in range(lo, hi):
-                        vd, vx, vy = map_values(
-                            dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, map_zero
-                        )
-                        i = float(oi + k * si)
-                        dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
-                        if two:  # both before the first store, which may be in the place of dy
-                            dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
-                            map_store(out2, oo2 + k * so2, dx2)
-                        map_store(out, oo + k * so, dx)
+                    n = hi - lo
+                    if is_easy:
+                        map_run(m, r, s, dy, x, y, od, ox, oy, oi, to, to2, n, True, False)
+                    else:
+                        map_run(m, r, s, dy, x, y, od, ox, oy, oi, to, to2, n, False, False)
                     break
-                stage = behind(room, x + size * (ox + lo) if uses_x else dy + size * (od + lo))
-                target, target2 = out + size * (oo + lo), out2 + size * (oo2 + lo)
-                lead, lead2 = lead_of(target), lead_of(target2)
-                count = min(hi - lo, stage_elements - (max(lead, lead2) if two else lead))
-                done = 0
-                if map_by_pairs:
-                    to, pairs = stage + size * lead, count // 2
-                    at_k = od + lo, ox + lo, oy + lo
-                    map_pairs(r, s, dy, x, y, *at_k, to, pairs, p, p2, is_easy, True)
-                    done = 2 * pairs
-                for k in range(lo + done, lo + count):
-                    vd, vx, vy = map_values(
-                        dy, x, y, od + k * sd, ox + k * sx, oy + k * sy, map_zero
-                    )
-                    i = float(oi + k * si)
-                    if two:
-                        dx2 = apply2(r, vd, vx, vy, i, p, p2, is_easy, s)
-                        stage_store(stage + STAGE_BYTES + 64, lead2 + k - lo, dx2)
-                    dx = apply(r, vd, vx, vy, i, p, p2, is_easy, s)
-                    stage_store(stage, lead + k - lo, dx)
-                flush(stage, target, count)
+                stage = behind(room, x + size * ox if uses_x else dy + size * od)
+                lead, lead2 = lead_of(to), lead_of(to2)
+                n = min(hi - lo, stage_elements - (max(lead, lead2) if two else lead))
+                a, b = stage + size * lead, stage + STAGE_BYTES + 64 + size * lead2
+                if is_easy:
+                    map_run(m, r, s, dy, x, y, od, ox, oy, oi, a, b, n, True, True)
+                else:
+                    map_run(m, r, s, dy, x, y, od, ox, oy, oi, a, b, n, False, True)
+                flush(stage, to, n)
                 if two:
-                    flush(stage + STAGE_BYTES + 64, target2, count)
-                lo += count
+                    flush(stage + STAGE_BYTES + 64, to2, n)
+                lo += n
 
     @inlined
     def clear(m, out, base, e0, e1, room, streaming):
@@ -390,58 +409,77 @@ def build(
     # The rows' states so far, the states of the current block of steps, and what the map reads.
     lanes = max_lanes(settled)
     scratch = make_scratch(lanes * (2 * slots + settled) + 512)
-    block_load, block_store = make_tuple_memory(slots, "tile a", wide)
     result_load, result_store = make_tuple_memory(settled, "tile b", map_wide)
     kept_load, kept_store = make_tuple_memory(slots, "tile c")
 
+    def lanes_gatherer(wide):
+        real = np.float64 if wide else np.float32
+        load, zero = make_load(element, wide), real(0)
+        values, first_block = reader(load, zero), tuple(real(value) for value in first)
+        block_load, block_store = make_tuple_memory(slots, "tile a", wide)
+
+        @inlined
+        def gather_lanes(m, dy, x, y, base, e0, e1, w, state, block):
+            p = real(meta_float(m, at.PARAM))
+            inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
+            kd, kx, ky = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2), meta(m, at.AXIS + 3)
+            jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
+            ki = meta(m, at.AXIS + at.S_INDEX)
+            index_base = meta(m, at.INDEX_BASE)
+            for j in range(w):
+                kept_store(state, j, lanes, first)
+            for b in range(e0, e1, _BLOCK):
+                for j in range(w):
+                    block_store(block, j, lanes, first_block)
+                e, end = b, min(e1, b + _BLOCK)
+                while e < end:
+                    # Four steps at a time, where the innermost axis has them: a state is then
+                    # loaded and stored once for four.
+                    q = e // inner
+                    k = e - q * inner
+                    o = place(m, at.AXIS, at.MORE_AXIS_AT, more, k, q)
+                    od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
+                    i = index_base + o[5]
+                    if k + 4 <= inner and e + 4 <= end:
+                        e += 4
+                        for j in range(w):
+                            s = block_load(block, j, lanes)
+                            d, a, c = od + j * jd, ox + j * jx, oy + j * jy
+                            row_y = load(y, c) if reduced and uses_y else zero
+                            vd, vx, vy = values(dy, x, y, d, a, c, row_y)
+                            s = step(s, vd, vx, vy, float(i), p)
+                            vd, vx, vy = values(dy, x, y, d + kd, a + kx, c + ky, row_y)
+                            s = step(s, vd, vx, vy, float(i + ki), p)
+                            vd, vx, vy = values(dy, x, y, d + 2 * kd, a + 2 * kx, c + 2 * ky, row_y)
+                            s = step(s, vd, vx, vy, float(i + 2 * ki), p)
+                            vd, vx, vy = values(dy, x, y, d + 3 * kd, a + 3 * kx, c + 3 * ky, row_y)
+                            s = step(s, vd, vx, vy, float(i + 3 * ki), p)
+                            block_store(block, j, lanes, s)
+                    else:
+                        e += 1
+                        for j in range(w):
+                            s = block_load(block, j, lanes)
+                            d, a, c = od + j * jd, ox + j * jx, oy + j * jy
+                            row_y = load(y, c) if reduced and uses_y else zero
+                            vd, vx, vy = values(dy, x, y, d, a, c, row_y)
+                            block_store(block, j, lanes, step(s, vd, vx, vy, float(i), p))
+                for j in range(w):
+                    s = merge(kept_load(state, j, lanes), block_load(block, j, lanes))
+                    kept_store(state, j, lanes, s)
+
+        return gather_lanes
+
+    gather_lanes_once, gather_lanes_wide = lanes_gatherer(wide), lanes_gatherer(True)
+
     @inlined
     def gather_lanes(m, dy, x, y, base, e0, e1, w, state, block):
-        p = real(meta_float(m, at.PARAM))
-        inner, more = meta(m, at.AXIS), meta(m, at.MORE_AXIS)
-        kd, kx, ky = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2), meta(m, at.AXIS + 3)
-        jd, jx, jy = stride(m, at.ACROSS, 1), stride(m, at.ACROSS, 2), stride(m, at.ACROSS, 3)
-        ki = meta(m, at.AXIS + at.S_INDEX)
-        index_base = meta(m, at.INDEX_BASE)
-        for j in range(w):
-            kept_store(state, j, lanes, first)
-        for b in range(e0, e1, _BLOCK):
+        gather_lanes_once(m, dy, x, y, base, e0, e1, w, state, block)
+        if overflows:
+            fits = True
             for j in range(w):
-                block_store(block, j, lanes, first_block)
-            e, end = b, min(e1, b + _BLOCK)
-            while e < end:
-                # Four steps at a time, where the innermost axis has them: a state is then
-                # loaded and stored once for four.
-                q = e // inner
-                k = e - q * inner
-                o = place(m, at.AXIS, at.MORE_AXIS_AT, more, k, q)
-                od, ox, oy = base[0] + o[0], base[1] + o[1], base[2] + o[2]
-                i = index_base + o[5]
-                if k + 4 <= inner and e + 4 <= end:
-                    e += 4
-                    for j in range(w):
-                        s = block_load(block, j, lanes)
-                        d, a, c = od + j * jd, ox + j * jx, oy + j * jy
-                        row_y = load(y, c) if reduced and uses_y else zero
-                        vd, vx, vy = values(dy, x, y, d, a, c, row_y)
-                        s = step(s, vd, vx, vy, float(i), p)
-                        vd, vx, vy = values(dy, x, y, d + kd, a + kx, c + ky, row_y)
-                        s = step(s, vd, vx, vy, float(i + ki), p)
-                        vd, vx, vy = values(dy, x, y, d + 2 * kd, a + 2 * kx, c + 2 * ky, row_y)
-                        s = step(s, vd, vx, vy, float(i + 2 * ki), p)
-                        vd, vx, vy = values(dy, x, y, d + 3 * kd, a + 3 * kx, c + 3 * ky, row_y)
-                        s = step(s, vd, vx, vy, float(i + 3 * ki), p)
-                        block_store(block, j, lanes, s)
-                else:
-                    e += 1
-                    for j in range(w):
-                        s = block_load(block, j, lanes)
-                        d, a, c = od + j * jd, ox + j * jx, oy + j * jy
-                        row_y = load(y, c) if reduced and uses_y else zero
-                        vd, vx, vy = values(dy, x, y, d, a, c, row_y)
-                        block_store(block, j, lanes, step(s, vd, vx, vy, float(i), p))
-            for j in range(w):
-                s = merge(kept_load(state, j, lanes), block_load(block, j, lanes))
-                kept_store(state, j, lanes, s)
+                fits &= is_finite(kept_load(state, j, lanes)[0])
+            if not fits:
+                gather_lanes_wide(m, dy, x, y, base, e0, e1, w, state, block)
 
     @inlined
     def map_lanes(m, x, dy, y, od, ox, oy, i, state, result, target, lo, hi, is_easy, staged):
