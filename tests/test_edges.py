@@ -123,6 +123,39 @@ def same(got, expected):
     np.testing.assert_array_equal(got.astype(np.float64), np.asarray(expected, np.float64))
 
 
+@HALVES_AND_F32
+def test_an_infinite_gradient_meets_exponentials_that_f32_cannot_hold(element):
+    # exp(−100) is nothing in f32, but inf · exp(−100) is inf; f64 itself has none of exp(−800).
+    x = np.array([0, -100, -90, -800], element)
+    gradients = np.array([np.inf, 1, 1, 1], element)
+    same(gp.log_softmax_backward(gradients, x), [np.nan, -np.inf, -np.inf, np.nan])
+    infinite, zero = np.array(np.inf, element), np.array(0, element)
+    same(gp.logsumexp_backward(infinite, x, zero), [np.inf, np.inf, np.inf, np.nan])
+    # Side by side with a row that is as usual, too.
+    dy, xs = np.array([[1, np.inf]], element), np.stack([x, x], axis=1)
+    dx = gp.logsumexp_backward(dy, xs, np.zeros_like(dy), axis=0, keepdims=True)
+    same(dx[:, 1], [np.inf, np.inf, np.inf, np.nan])
+    close(dx[:, 0], np.array([1, 0, 0, 0]), 1e-3)
+
+
+@HALVES_AND_F32
+@pytest.mark.parametrize("axis", [0, 1])
+def test_log_cumsum_exp_of_y_has_the_range_of_f64(element, axis):
+    def rows(*values):
+        stacked = np.array([values] * 3, element)
+        return stacked if axis else np.ascontiguousarray(stacked.T)
+
+    x, y = rows(-100, 0, -95, -800), rows(-100, 0, 0, 0)
+    dx = gp.logcumsumexp_backward(rows(1, 1, np.inf, 0), x, y, axis=axis)
+    same(dx, rows(np.inf, np.inf, np.inf, 0))
+    dx = gp.logcumsumexp_backward(rows(1, 1, 1, np.inf), x, y, axis=axis)
+    same(dx, rows(np.inf, np.inf, np.inf, np.nan))
+    dx = gp.logcumsumexp_backward(rows(np.nan, 1), rows(0, -90), rows(0, 0), axis=axis)
+    same(dx, rows(np.nan, np.exp(-90.0)))
+    dx = gp.logcumsumexp_backward(rows(1, 1), rows(0, np.nan), rows(0, np.nan), axis=axis)
+    assert np.isnan(dx).all()
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("largest", "y"),

@@ -46,11 +46,8 @@ _LOW_32, _HIGH_32 = _F32(-87.33654), _F32(88.72283)
 
 
 @ordered
-def exp_f32(x):
-    """exp of an f32, within 1.5 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is 0.
-
-    Where it serves, results so small stand beside others near 1, and vanish.
-    """
+def _parts_f32(x):
+    """exp(x) as p · 2ᵏ, in f32."""
     shifted = x * _LOG2E_32 + _ROUND_32
     k = bits_of_f32(shifted) - bits_of_f32(_ROUND_32)
     whole = shifted - _ROUND_32
@@ -60,7 +57,17 @@ def exp_f32(x):
     p = p * r + _M32[2]
     p = p * r + _M32[1]
     p = p * r + _M32[0]
-    p = p * (r * r) + r + _ONE_32
+    return p * (r * r) + r + _ONE_32, k
+
+
+@ordered
+def exp_f32(x):
+    """exp of an f32, within 1.5 · 2⁻²⁴ relative; below 2⁻¹²⁶ it is 0.
+
+    It serves where results so small stand beside others near 1, and vanish: not where they meet
+    a number that f32 hardly holds, or an infinite one.
+    """
+    p, k = _parts_f32(x)
     result = f32_of_bits(bits_of_f32(p) + (k << np.int32(23)))
     result = _ZERO_32 if x < _LOW_32 else result
     result = _INF_32 if x > _HIGH_32 else result
@@ -101,14 +108,44 @@ def exp_f64(x):
 
 
 @ordered
+def _lost_f32(x, y, d):
+    """What d = x − y of two f32 has lost in rounding."""
+    back = d - x
+    lost = (x - (d - back)) - (y + back)
+    return lost if lost == lost else _ZERO_32  # at infinities
+
+
+@ordered
 def exp_f32_of_difference(x, y):
     """exp(x − y) of two f32: what the difference loses in rounding is multiplied in again."""
     d = x - y
-    back = d - x
-    lost = (x - (d - back)) - (y + back)
-    lost = lost if lost == lost else _ZERO_32  # at infinities
     e = exp_f32(d)
-    return e + e * lost
+    return e + e * _lost_f32(x, y, d)
+
+
+# An f32 exponential scaled in f64 has the range of f64, but for its subnormals: they are as good as
+# 0, and not 0. Below the first of these the scale would be no normal number, and below the second
+# f64 itself rounds to 0. Above 709 only a y that belongs to another x can lead.
+_LOW_SCALE, _LOW, _HIGH = _F32(-708.0), _F32(-745.13324), _F32(709.0)
+
+
+@ordered
+def exp_scaled(t):
+    """exp of a difference of two halves, up to 709, as an f64: within 1.5 · 2⁻²⁴ relative."""
+    p, k = _parts_f32(_LOW_SCALE if t < _LOW_SCALE else t)
+    # NaN stays NaN: a half's has no bits so low that they would be among those kept of k.
+    result = f64_of_bits(bits_of_f64(np.float64(p)) + (np.int64(k) << 52))
+    return 0.0 if t < _LOW else result
+
+
+@ordered
+def exp_scaled_of_difference(x, y):
+    """exp(x − y) of two f32 likewise."""
+    d = x - y
+    t = _LOW_SCALE if d < _LOW_SCALE else d
+    p, k = _parts_f32(_HIGH if t > _HIGH else t)
+    result = np.float64(p + p * _lost_f32(x, y, d)) * f64_of_bits((np.int64(k) + 1023) << 52)
+    return 0.0 if d < _LOW else result
 
 
 # exp(t) − 1 = t + t²·(…) for −ln 2 ≤ t ≤ 0: Taylor's, within 2⁻²⁵ relative before roundings.
@@ -133,4 +170,4 @@ def decay_f32(d):
     p = p * t + _E32[1]
     p = p * t + _E32[0]
     below_one = p * (t * t) + t
-    return 1.0 + np.float64(below_one) if d > _HALF_BOUND else np.float64(exp_f32(t))
+    return 1.0 + np.float64(below_one) if d > _HALF_BOUND else exp_scaled(t)

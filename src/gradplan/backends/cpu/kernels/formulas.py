@@ -26,7 +26,14 @@ from ....kinds import (
     TieRule,
 )
 from .device import inlined, ordered
-from .exponential import decay_f32, exp_f32, exp_f32_of_difference, exp_f64
+from .exponential import (
+    decay_f32,
+    exp_f32,
+    exp_f32_of_difference,
+    exp_f64,
+    exp_scaled,
+    exp_scaled_of_difference,
+)
 from .lowlevel import bits_of_f64, f64_of_bits
 
 __all__ = ["MapFormula", "RecurrenceFormula", "map_formula", "recurrence_formula"]
@@ -136,10 +143,10 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def apply(r, dy, x, y, i, p, q, is_easy, s):
             if is_easy:
                 return dy - exp(y) * r[0]
-            return np.float64(dy) - np.float64(exp(y)) * s[0]
+            return np.float64(dy) - exp_f64(np.float64(y)) * s[0]
 
         def easy(r):
-            return abs(r[0]) < 1e38  # f32 holds it
+            return abs(r[0]) < 1e38  # f32 holds it, and what exp_f32 leaves out is nothing
 
         return replace(_row("dy y", step, _keep, apply), easy=inlined(easy))
 
@@ -202,9 +209,22 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (0.0 if empty else dy), (0.0 if empty else y)
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            return r[0] * (exp_f32_of_difference(x, r[1]) if careful else exp(x - r[1]))
+            if exact:
+                return r[0] * exp(x - r[1])
+            if is_easy:
+                return r[0] * (exp_f32_of_difference(x, r[1]) if careful else exp(x - r[1]))
+            return np.float64(r[0]) * exp_f64(np.float64(x) - np.float64(r[1]))
 
-        return MapFormula(uses="dy x y", settle=ordered(settle), settled=2, apply=inlined(apply))
+        def easy(r):
+            return abs(r[0]) < 2.0**100  # what exp_f32 leaves out is nothing
+
+        return MapFormula(
+            uses="dy x y",
+            settle=ordered(settle),
+            settled=2,
+            easy=None if exact else ordered(easy),
+            apply=inlined(apply),
+        )
 
     if kind == ReduceKind.VAR:  # p = m
 
@@ -587,9 +607,9 @@ def _log_cumsum_exp_of_y(element: ElementKind) -> RecurrenceFormula:
         if exact:
             w = exp_f64(x - after[0])
         elif careful:
-            w = np.float64(exp_f32_of_difference(np.float32(x), np.float32(after[0])))
+            w = exp_scaled_of_difference(np.float32(x), np.float32(after[0]))
         else:
-            w = np.float64(exp_f32(np.float32(x - after[0])))
+            w = exp_scaled(np.float32(x - after[0]))
         return 0.0 if x == -np.inf else w * S
 
     def gain(x, before, after):
