@@ -156,6 +156,65 @@ def test_log_cumsum_exp_of_y_has_the_range_of_f64(element, axis):
     assert np.isnan(dx).all()
 
 
+@pytest.mark.parametrize(
+    ("dy", "x", "y"),
+    [
+        (1.0, np.tile([1.0, -1.0], 2048) * 1e305, 1.0001221224184255e305),
+        (1e10, np.array([1.0, 2.0, 4.0]) * 1e-300, 1.5275252316519467e-300),
+        (1.0, np.array([F64_MAX, -F64_MAX, -F64_MAX]), F64_MAX),
+    ],
+)
+def test_std_has_the_range_of_its_definition_in_f64(dy, x, y):
+    wide = x.astype(np.longdouble)
+    exact = dy * (wide - wide.mean()) / (np.longdouble(y) * (x.size - 1))
+    got = gp.std_backward(np.array(dy), x, np.array(y))
+    close(got, exact.astype(np.float64), 1e-13)
+    # Side by side with another row.
+    both = np.stack([x, np.linspace(0.0, 1.0, x.size)], axis=1)
+    beside = gp.std_backward(np.array([dy, 1.0]), both, np.array([y, 0.5]), axis=0)
+    close(beside[:, 0], exact.astype(np.float64), 1e-13)
+    close(beside[:, 1], 2 * (both[:, 1] - 0.5) / (x.size - 1), 1e-13)
+
+
+@pytest.mark.parametrize("n", [8, 64, 40000])
+def test_differences_beyond_f32_do_not_spoil_var_and_std_of_bf16(n):
+    x = np.full(n, -BF16_MAX, BF16)
+    x[0] = BF16_MAX
+    wide = x.astype(np.float64)
+    y = np.array(wide.std(ddof=1), BF16)
+    deviation = wide - wide.mean()
+    dx = gp.var_backward(np.array(1e-10, BF16), x)
+    close(dx, float(BF16(1e-10)) * 2 * deviation / (n - 1), 4e-3)
+    dx = gp.std_backward(np.array(1, BF16), x, y)
+    close(dx, deviation / ((n - 1) * float(y)), 4e-3)
+
+
+def test_small_differences_keep_their_bits_until_they_meet_a_large_gradient():
+    n = 1 << 20
+    x = np.zeros(n, BF16)
+    x[::2] = 2e-38
+    wide, dy = x.astype(np.float64), np.array(1e38, BF16)
+    expected = float(dy) * 2 * (wide - wide.mean()) / (n - 1)
+    close(gp.var_backward(dy, x), expected, 4e-3)
+    x, m = wide * 1e-272, n - 1
+    expected = (1e10 * 2 / m) * (x - x.mean())
+    close(gp.var_backward(np.array(1e10), x), expected, 1e-13)
+
+
+@pytest.mark.parametrize("dy", [1e-320, 1e-3, 1.0])
+def test_var_of_f64_leaves_the_range_only_where_its_result_does(dy):
+    x = np.array([F64_MAX, -F64_MAX, -F64_MAX, 0])
+    wide = x.astype(np.longdouble)
+    exact = np.longdouble(dy) * 2 * (wide - wide.mean()) / 3
+    with np.errstate(over="ignore"):
+        expected = exact.astype(np.float64)
+    got = gp.var_backward(np.array(dy), x)
+    finite = np.isfinite(expected)
+    same(got[~finite], expected[~finite])
+    if finite.any():
+        close(got[finite], expected[finite], 1e-13)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("largest", "y"),

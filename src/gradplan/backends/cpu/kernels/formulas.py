@@ -232,15 +232,37 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (s[0] + x,)
 
         def settle(s, dy, y, p):
-            return s[0], (dy * (2.0 / p) if roomy else dy)
+            return s[0], dy * (2.0 / p), dy
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            if roomy:
+            if roomy or is_easy:
                 return r[1] * (x - r[0])
-            return r[1] * ((x - r[0]) * ((one + one) / p))
+            if exact:
+                # Three factors, in an order that leaves the range only where the result does.
+                deviation, scale = _difference(x, r[0])
+                if abs(r[2]) < 1.0:
+                    return r[2] * deviation * (2.0 / p) * scale
+                return r[2] / p * deviation * (2.0 * scale)
+            return np.float64(r[2]) * 2.0 * (np.float64(x) - s[0]) / np.float64(p)
+
+        # Below such a mean no difference overflows. A tiny one f32 rounds to 2⁻¹⁴⁹, which no bf16
+        # feels, unless dy makes much of it.
+        most_mean = 2.0**960 if exact else 2.0**119
+        least, most = (2.0**-900, 2.0**900) if exact else (2.0**-100, 2.0**16)
+
+        def easy(r):
+            size = abs(r[1])
+            fits = (size > least) & (size < most) | (r[2] == 0.0)
+            return (abs(r[0]) < most_mean) & fits
 
         row = _row("dy x", step, _mean, apply)
-        return replace(row, apply=ordered(apply), settle=ordered(settle), settled=2)
+        return replace(
+            row,
+            apply=ordered(apply),
+            settle=ordered(settle),
+            settled=3,
+            easy=None if roomy else ordered(easy),
+        )
 
     if kind == ReduceKind.STD:  # p = m
 
@@ -251,11 +273,21 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             return (0.0 if y == 0.0 else dy / (p * y)), s[0], dy / p, y
 
         def apply(r, dy, x, y, i, p, q, is_easy, s):
-            deviation = x - r[1]
             if roomy or is_easy:
-                return deviation * r[0]
+                return (x - r[1]) * r[0]
             # deviation / y is at most √n in size, where m · y might underflow.
-            return zero if r[3] == zero else r[2] * (deviation / r[3])
+            if exact:
+                deviation, scale = _difference(x, r[1])
+                return zero if r[3] == zero else r[2] * (deviation / (r[3] / scale))
+            y = np.float64(r[3])
+            return 0.0 if y == 0.0 else np.float64(r[2]) * ((np.float64(x) - s[0]) / y)
+
+        reach = 2.0**900 if exact else 2.0**90
+
+        def easy(r):
+            size, y = abs(r[0]), abs(r[3])
+            fits = (size > 1.0 / reach) & (size < reach) | (r[2] == 0.0)
+            return (y == 0.0) | ((y > 1.0 / reach) & (y < reach) & fits)
 
         row = _row("dy x y", step, _mean, apply)
         return replace(
@@ -263,7 +295,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
             apply=ordered(apply),
             settle=ordered(settle),
             settled=4,
-            easy=None if exact else ordered(_moderate),
+            easy=None if roomy else ordered(easy),
         )
 
     if kind == ReduceKind.PROD:
@@ -279,6 +311,14 @@ def _moderate(r):
     """Whether f32 holds r[0] with room on both sides."""
     size = abs(r[0])
     return (size == 0.0) | ((size > 2.0**-100) & (size < 2.0**100))
+
+
+@ordered
+def _difference(x, mean):
+    """x − mean in f64 as (difference, scale), where the difference alone might overflow."""
+    if abs(mean) < 2.0**960:
+        return x - mean, 1.0
+    return x * 0.25 - mean * 0.25, 4.0
 
 
 def _row(uses: str, step: Scalar, finish: Scalar, apply: Scalar) -> MapFormula:
