@@ -336,7 +336,11 @@ FIELDS: dict[str, Ask | str] = {
     "lag": _on(_WIDE_ELEMENTS),
     "lag_bytes": _on(_WIDE_ELEMENTS),
     "scan_tile": _on(_SHORT_SCANS),
-    "scan_resident": _on(_SCANS, _probes("cumprod", (16384, 4096), without=_NO_Y)),
+    "scan_resident": _on(
+        _probes("cumprod", (8192, 8192), elements="bf16", without=_NO_Y),
+        _probes("log_cumsum_exp", (8192, 8192), elements="f32", without=_NO_Y),
+        _probes("cumprod", (16384, 4096), without=_NO_Y),
+    ),
     "scan_step": _on(_SCANS),
     "scan_product": "a matter of rounding, not of speed: the guarantee follows from it",
     "scan_words": _on(_SCANS, _SHORT_SCANS),
