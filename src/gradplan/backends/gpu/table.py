@@ -102,7 +102,7 @@ class Table:
     scan_tile: int
     """Short rows of a scan are put together up to this."""
     scan_resident: int
-    """The longest row of a scan that stays in registers; half of it for f64."""
+    """The longest row of a scan that stays in registers; half of it where numbers are f64."""
     scan_step: int
     """A tile of a longer row."""
     scan_product: tuple[int, int]
