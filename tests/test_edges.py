@@ -243,3 +243,8 @@ def test_softmax_of_subnormal_gradients_rounds_once():
     exact = wide * (dy - (wide * dy).sum(1, keepdims=True))
     error = gp.softmax_backward(dy, y).astype(np.float64) - exact
     assert np.max(np.abs(error)) <= 0.5001 * 2.0**-149
+
+
+def test_no_variance_is_0_beyond_the_range_of_sums():
+    x = np.full(4, 1.5e308)
+    assert not gp.std_backward(np.float64(1), x, np.float64(0)).any()

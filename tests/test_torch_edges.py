@@ -289,3 +289,52 @@ def test_the_second_order_of_embedding(padding_idx, by_freq):
     if padding_idx is not None:
         expected[indices == padding_idx] = 0
     torch.testing.assert_close(found, expected)
+
+
+@along
+def test_second_order_gradients_through_what_stands_before(function):
+    """Also where the gradient does not depend on x: the winners of amax are fixed."""
+    x, weight = sample(3, 4), sample(4, 4, seed=1)
+    (dx,) = torch.autograd.grad(function(x @ weight).sum(), x, create_graph=True)
+    dx.square().sum().backward()
+    assert weight.grad.isfinite().all()
+
+
+def test_third_order_gradients_of_a_batch_of_gradients():
+    factors = sample(5, seed=1).detach()
+
+    def third(vectorize):
+        x = sample(5)
+        second = torch.autograd.functional.hessian(
+            lambda x: gt.logcumsumexp(x, 0) @ factors, x, vectorize=vectorize, create_graph=True
+        )
+        return torch.autograd.grad(second.square().sum(), x)[0]
+
+    torch.testing.assert_close(third(True), third(False))
+
+
+def test_defaults_may_be_written_out():
+    for x in (sample(3, 4), sample(3, 4).detach()):
+        for name, *more in (("prod", None), ("var", 0, None, True), ("std_mean", 0, None, True)):
+            getattr(gt, name)(x, *more)
+        gt.prod(x, keepdim=False, out=None)
+        gt.std(x, unbiased=None)
+        assert gt.norm(x, axis=1, keepdims=True).shape == (3, 1)
+
+
+@pytest.mark.parametrize("name", ["norm", "std"])
+def test_second_order_gradients_of_numbers_whose_squares_vanish(name):
+    x = torch.tensor([0.0, 1e-30, 0.0], requires_grad=True)
+    y = ALONG[name](x)
+    dy = torch.ones_like(y, requires_grad=True)
+    (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    assert torch.autograd.grad(dx.sum(), dy)[0].isfinite()
+
+
+def test_the_second_order_of_embedding_counts_beyond_256():
+    weight = torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)
+    y = gt.embedding(torch.zeros(1024, dtype=torch.long), weight, scale_grad_by_freq=True)
+    dy = torch.ones_like(y, requires_grad=True)
+    (dweight,) = torch.autograd.grad(y, weight, dy, create_graph=True)
+    (found,) = torch.autograd.grad(dweight.sum(), dy)
+    assert (found == 1 / 1024).all()

@@ -39,6 +39,8 @@ def pull(function: Callable[..., Any], tensors: Sequence[Tensor], gradients: Any
             for one in tensors
         ]
         made = function(*given)
+    if isinstance(made, Tensor) and not made.requires_grad:  # the winners of amax are fixed
+        return [torch.zeros_like(one) for one in tensors]
     return torch.autograd.grad(made, given, gradients, create_graph=again, materialize_grads=True)
 
 
@@ -76,51 +78,49 @@ def _embedding(
     places = torch.where(inside, places, 0)
     found = torch.where(inside[:, None], dout.reshape(-1, dout.shape[-1]), 0.0)
     if by_freq:
-        counts = found.new_zeros(rows).index_add(0, places, inside.to(found.dtype))
-        found = found / counts.clamp(min=1.0)[places][:, None]
+        counts = places.new_zeros(rows).index_add(0, places, inside.to(places.dtype))
+        found = found / counts.clamp(min=1)[places][:, None]
     return found.new_zeros(rows, dout.shape[-1]).index_add(0, places, found)
 
 
-def _reduced(formula: Callable[..., Tensor], *, y: bool = True) -> Callable[..., Tensor]:
-    """A formula of dy with the reduced axes in place, of x, these axes, and the correction."""
+def _reduced(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A formula of dy and y with the reduced axes in place, of x, and of these axes; then the
+    correction. Its choices are those of the gradient: they look at the y that was saved."""
 
-    def call(dy: Tensor, x: Tensor, *rest: Any) -> Tensor:
-        dims, keepdim, *more = rest[1:] if y else rest
+    def call(dy: Tensor, x: Tensor, y: Tensor, dims: Sequence[int], keep: bool, *more: Any) -> Any:
         if x.numel() == 0:
             return x * dy.sum()
+        y = y.detach()
         if not x.dim() or not dims:  # each element by itself
-            return formula(dy.unsqueeze(-1), x.unsqueeze(-1), (-1,), *more).squeeze(-1)
+            dy, x, y = dy.unsqueeze(-1), x.unsqueeze(-1), y.unsqueeze(-1)
+            return formula(dy, x, y, (-1,), *more).squeeze(-1)
         axes = sorted(dim % x.dim() for dim in dims)
-        return formula(dy if keepdim else kept(dy, axes), x, axes, *more)
+        if not keep:
+            dy, y = kept(dy, axes), kept(y, axes)
+        return formula(dy, x, y, axes, *more)
 
     return call
 
 
-def _winners(extremum: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def formula(dy: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-        x = x.detach()
-        best = extremum(x, axes, keepdim=True)
-        wins = (x == best) | (x.isnan() & best.isnan())
-        return torch.where(wins, dy / wins.sum(axes, keepdim=True), 0.0)
-
-    return formula
+def _winners(dy: Tensor, x: Tensor, y: Tensor, axes: Sequence[int]) -> Tensor:
+    x = x.detach()
+    wins = (x == y) | (x.isnan() & y.isnan())
+    return torch.where(wins, dy / wins.sum(axes, keepdim=True), 0.0)
 
 
-def _norm2(dy: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-    zero = _all_zero(x, axes)
-    y: Tensor = torch.linalg.vector_norm(torch.where(zero, 1.0, x), 2, axes, keepdim=True)
-    return torch.where(zero, 0.0, dy * (x / y))
+def _norm2(dy: Tensor, x: Tensor, y: Tensor, axes: Sequence[int]) -> Tensor:
+    top = x.detach().abs().amax(axes, keepdim=True)
+    zero = (y == 0) | (top == 0)
+    # x / ‖x‖, whose squares stay in range.
+    x = torch.where(zero, 1.0, x / torch.where(zero, 1.0, top))
+    norm: Tensor = torch.linalg.vector_norm(x, 2, axes, keepdim=True)
+    return torch.where(zero, 0.0, dy * (x / norm))
 
 
-def _all_zero(x: Tensor, axes: Sequence[int]) -> Tensor:
-    return x.detach().abs().amax(axes, keepdim=True) == 0
-
-
-def _log_sum_exp(dy: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-    top = x.detach().amax(axes, keepdim=True)
-    e = (x - torch.where(top == -inf, 0.0, top)).exp()
+def _log_sum_exp(dy: Tensor, x: Tensor, y: Tensor, axes: Sequence[int]) -> Tensor:
+    nothing = y == -inf
+    e = (x - torch.where(nothing, 0.0, y)).exp()
     total = e.sum(axes, keepdim=True)
-    nothing = total == 0
     return torch.where(nothing, 0.0, dy * (e / torch.where(nothing, 1.0, total)))
 
 
@@ -130,15 +130,15 @@ def _centred(x: Tensor, axes: Sequence[int], correction: float) -> tuple[Tensor,
     return x - x.mean(axes, keepdim=True), m if m > 0 else 1.0
 
 
-def _var(dy: Tensor, x: Tensor, axes: Sequence[int], correction: float) -> Tensor:
+def _var(dy: Tensor, x: Tensor, _: Tensor, axes: Sequence[int], correction: float) -> Tensor:
     beyond, m = _centred(x, axes, correction)
     return dy * (beyond * (2 / m))
 
 
-def _std(dy: Tensor, x: Tensor, axes: Sequence[int], correction: float) -> Tensor:
+def _std(dy: Tensor, x: Tensor, y: Tensor, axes: Sequence[int], correction: float) -> Tensor:
     beyond, m = _centred(x, axes, correction)
     # y = ‖x − mean‖ / √m
-    return _norm2(dy, beyond, axes) / m**0.5
+    return _norm2(dy, beyond, y, axes) / m**0.5
 
 
 def _prod(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -168,12 +168,13 @@ FORMULAS: dict[Named, Callable[..., Any]] = {
     ScanKind.CUMMIN: _pullback(lambda x, dim: torch.cummin(x, dim)[0]),
     ScanKind.LOG_CUMSUM_EXP: _pullback(torch.logcumsumexp),
     ReduceKind.MEAN: _mean,
-    ReduceKind.MAX: _reduced(_winners(torch.amax)),
-    ReduceKind.MIN: _reduced(_winners(torch.amin)),
+    ReduceKind.MAX: _reduced(_winners),
+    ReduceKind.MIN: _reduced(_winners),
     ReduceKind.PROD: _pullback(_prod),
     ReduceKind.NORM2: _reduced(_norm2),
     ReduceKind.LOG_SUM_EXP: _reduced(_log_sum_exp),
-    ReduceKind.VAR: _reduced(_var, y=False),
+    # var saves no y, and looks at none.
+    ReduceKind.VAR: lambda dy, x, *rest: _reduced(_var)(dy, x, dy, *rest),
     ReduceKind.STD: _reduced(_std),
     EmbeddingKind.EMBEDDING: _embedding,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import Signature, signature
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..kinds import BinaryKind, EmbeddingKind, Named, ReduceKind, ScanKind, SoftmaxKind
-from .nodes import MAX_RANK, applies, node
+from .nodes import MAX_RANK, PLAIN, applies, node
 from .operators import OPERATORS
 
 __all__ = [
@@ -59,19 +60,40 @@ TORCHS: Any = None
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
+def _told(known: Signature, args: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments by torch's own names, without those that say what they are by default: torch
+    refuses some in so many words, as `dim=None` of prod. None where there is nothing to do."""
+    asked = known.bind(*args, **named).arguments
+    if type(asked["input"]) not in PLAIN or asked.keys() & {"args", "kwargs"}:
+        return None
+    defaults = {name: one.default for name, one in known.parameters.items()}
+    return {n: one for n, one in asked.items() if n == "input" or one != defaults[n]}
+
+
 def otherwise(theirs: Callable[..., Any]) -> Callable[[_Call], _Call]:
     """Ask torch where the function does not answer: with the arguments as they came, since tensor
     subclasses look at them."""
 
     def decorate(ours: _Call) -> _Call:
+        known = signature(ours)
+
         @wraps(ours)
         def call(*args: Any, **kwargs: Any) -> Any:
+            named = kwargs
             if kwargs:
                 named = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
-                made = ours(*args, **named)
-            else:
-                made = ours(*args)
-            return theirs(*args, **kwargs) if made is TORCHS else made
+            made = ours(*args, **named)
+            if made is not TORCHS:
+                return made
+            if torch.compiler.is_compiling():
+                return theirs(*args, **kwargs)
+            try:
+                return theirs(*args, **kwargs)
+            except TypeError:
+                more = _told(known, args, named)
+                if more is None:
+                    raise
+                return theirs(**more)
 
         return cast(_Call, call)
 

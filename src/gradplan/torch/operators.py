@@ -51,6 +51,7 @@ from .nodes import MAX_RANK
 
 __all__ = ["OPERATORS", "Operator"]
 
+_library = torch.library.Library("gradplan", "DEF")
 Arrays = dict[str, Tensor]
 Formula = Callable[..., Any]
 # Argument lists that were checked; programs use few.
@@ -203,18 +204,23 @@ class Operator:
         return tuple(found)
 
     def vmap(self, info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-        """Bring the batch to the front of every tensor; what has none repeats, uncopied."""
-        tensors: list[Any] = []
-        for tensor, dim in zip(args[: self.count], in_dims, strict=False):
-            if tensor is None:
-                tensors.append(None)
-            elif dim is None:
-                tensors.append(tensor.expand(info.batch_size, *tensor.shape))
-            else:
-                tensors.append(tensor.movedim(dim, 0))
+        """The operator of batches."""
+        tensors = self._in_front(info.batch_size, in_dims, args[: self.count])
         if self.rank(tensors, args[self.count :]) > MAX_RANK:
             return self._one_by_one(info.batch_size, tensors, args[self.count :])
         return self.batched(info.batch_size, tensors, args[self.count :])
+
+    def _in_front(self, size: int, in_dims: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        """Bring the batch to the front of every tensor; what has none repeats, uncopied."""
+        tensors: list[Any] = []
+        for tensor, dim in zip(given, in_dims, strict=False):
+            if tensor is None:
+                tensors.append(None)
+            elif dim is None:
+                tensors.append(tensor.expand(size, *tensor.shape))
+            else:
+                tensors.append(tensor.movedim(dim, 0))
+        return tensors
 
     def _one_by_one(self, size: int, tensors: list[Any], rest: tuple[Any, ...]) -> tuple[Any, Any]:
         """The same where no plan has as many axes as the batch makes."""
@@ -277,7 +283,21 @@ class _LogScan(_Along):
             "backward": staticmethod(self._second_of_transposed),
         }
         made: Any = type("transposed", (torch.autograd.Function,), members)
-        self.transposed = made.apply
+        self._twice = made.apply
+        # As `op` and `twice`: one for eager code and `is_grads_batched`, one for transforms.
+        name = "gradplan::logcumsumexp_transposed"
+        schema = "logcumsumexp_transposed(Tensor g, Tensor x, Tensor? y, int dim) -> Tensor"
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for device in ("CPU", "CUDA"):
+            _library.impl("logcumsumexp_transposed", self._transposed, device)
+        torch.library.register_fake(name, self._transposed, lib=_library)
+        torch.library.register_autograd(
+            name,
+            self._second_of_transposed,
+            setup_context=self._remember_transposed,
+            lib=_library,
+        )
+        torch.library.register_vmap(name, self._batched_transposed, lib=_library)
 
     def _transposed(self, g: Tensor, x: Tensor, y: Any, dim: int) -> Tensor:
         """T by the kernel of D, from the other end: with −y for x and y, it sums alone."""
@@ -287,6 +307,23 @@ class _LogScan(_Along):
         own = torch.where(x == -inf, 0.0, g * (x - y).exp()).flip(dim)
         back = -y.flip(dim)
         return torch.where(y == -inf, 0.0, self.op(own, back, back, dim).flip(dim))
+
+    def transposed(self, g: Tensor, x: Tensor, y: Any, dim: int) -> Tensor:
+        """The same, differentiable."""
+        if torch._C._are_functorch_transforms_active():
+            made: Tensor = self._twice(g, x, y, dim)
+        else:
+            made = torch.ops.gradplan.logcumsumexp_transposed(g, x, y, dim)
+        return made
+
+    def _batched_transposed(
+        self, info: Any, in_dims: Sequence[Any], g: Tensor, x: Tensor, y: Any, dim: int
+    ) -> tuple[Tensor, int]:
+        g, x, y = self._in_front(info.batch_size, in_dims, (g, x, y))
+        if x.dim() == 1:
+            return torch.where(x == -inf, 0.0, g), 0
+        made: Tensor = torch.ops.gradplan.logcumsumexp_transposed(g, x, y, dim % (x.dim() - 1) + 1)
+        return made, 0
 
     def _remember_transposed(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs[:3])
@@ -490,9 +527,6 @@ def _family(spec: KindSpec) -> type[Operator]:
     if spec.kind is ScanKind.LOG_CUMSUM_EXP:
         return _LogScan
     return _Mean if spec.kind is ReduceKind.MEAN else _FAMILIES[spec.category]
-
-
-_library = torch.library.Library("gradplan", "DEF")
 
 
 def _register(spec: KindSpec) -> Operator:

@@ -287,7 +287,7 @@ def map_formula(kind: Named, element: ElementKind, ties: TieRule | None) -> MapF
         def easy(r):
             size, y = abs(r[0]), abs(r[3])
             fits = (size > 1.0 / reach) & (size < reach) | (r[2] == 0.0)
-            return (y == 0.0) | ((y > 1.0 / reach) & (y < reach) & fits)
+            return ((y == 0.0) & (abs(r[1]) < np.inf)) | ((y > 1.0 / reach) & (y < reach) & fits)
 
         row = _row("dy x y", step, _mean, apply)
         return replace(
