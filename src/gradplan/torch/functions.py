@@ -60,14 +60,15 @@ TORCHS: Any = None
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def _told(known: Signature, args: Any, named: dict[str, Any]) -> dict[str, Any] | None:
+def _told(known: Signature, args: Any, kwargs: Any, named: Any) -> dict[str, Any] | None:
     """The arguments by torch's own names, without those that say what they are by default: torch
-    refuses some in so many words, as `dim=None` of prod. None where there is nothing to do."""
+    refuses some in so many words, as `dim=None` of prod. None where they are as they came."""
     asked = known.bind(*args, **named).arguments
     if type(asked["input"]) not in PLAIN or asked.keys() & {"args", "kwargs"}:
         return None
     defaults = {name: one.default for name, one in known.parameters.items()}
-    return {n: one for n, one in asked.items() if n == "input" or one != defaults[n]}
+    more = {n: one for n, one in asked.items() if n == "input" or one != defaults[n]}
+    return None if len(more) == len(asked) and named.keys() == kwargs.keys() else more
 
 
 def otherwise(theirs: Callable[..., Any]) -> Callable[[_Call], _Call]:
@@ -89,8 +90,8 @@ def otherwise(theirs: Callable[..., Any]) -> Callable[[_Call], _Call]:
                 return theirs(*args, **kwargs)
             try:
                 return theirs(*args, **kwargs)
-            except TypeError:
-                more = _told(known, args, named)
+            except (TypeError, RuntimeError):  # an older torch looks for an axis of the name None
+                more = _told(known, args, kwargs, named)
                 if more is None:
                     raise
                 return theirs(**more)
