@@ -4,7 +4,9 @@ They are what `torch.compile`, `vmap` and second-order gradients see. Plain eage
 straight to the kernels (`Operator.gradient`), which costs no second trip through the dispatcher.
 
 A second-order gradient differentiates the operator's `formula`: the same gradient written in
-torch's own differentiable operators. Its derivatives are used, never its values.
+torch's own differentiable operators. Its derivatives are used, never its values, but for tangents
+of forward-mode differentiation. log-cumsum-exp states its second order itself (`_LogScan`), for
+which there is one operator more.
 """
 
 from __future__ import annotations
