@@ -465,39 +465,53 @@ def distance(x, LOW: tl.constexpr):
 @triton.jit
 def product_numbers(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
     """dy · Π x of each row as share · scale², and a third number: 1 where dividing by x is all
-    there is, otherwise 0. The scale is a power of two. The share is near 2⁶ where the scale is
-    above 1 and near 2⁻⁷ where it is below: then share / x overflows and loses bits only where the
-    gradient does, even where x is a subnormal or very large bfloat16."""
+    there is, 2 where the scale is 1 besides, otherwise 0. The scale is a power of two, and 1 where
+    the share by itself meets no usual product of factors that takes it out of f32. Otherwise the
+    share is near 2⁶ where the scale is above 1 and near 2⁻⁷ where it is below: then share / x
+    overflows and loses bits only where the gradient does, even where x is a subnormal or very large
+    bfloat16."""
     exponent = tl.minimum(tl.maximum(s1, -1000.0), 1000.0).to(tl.int32)
     share = dy * (s0 * power_of_two(exponent))
     size, given = tl.abs(share), tl.abs(dy)
     if ELEMENT == "f64":
         scale = tl.full(share.shape, 1.0, tl.float64)
+        near = scale == 1.0
         held = (size < 1e150) & (size > 1e-150) & (tl.abs(s1) < 500.0)
     else:
         _, e = plain_parts(share)
         # Far beyond these, whatever x is, the whole row is 0 or infinite.
         above, below = tl.minimum(e - 5, 252), tl.maximum(e + 8, -252)
-        e = (tl.maximum(above, 0) >> 1) + (tl.minimum(below, 0) >> 1)
+        near = (tl.abs(e) <= 124 - product_reach(ELEMENT)) | (size == 0.0)
+        e = tl.where(near, 0, (tl.maximum(above, 0) >> 1) + (tl.minimum(below, 0) >> 1))
         share = (share * power_of_two(-2 * e)).to(tl.float32)
         scale = power_of_two(e).to(tl.float32)
         held = size == size
     held = held | (given == 0.0) | ~(given < _INFINITY)
     fits = (held & (s2 == 0.0)) | ~row_mask
-    return share, scale, fits.to(scale.dtype)
+    return share, scale, tl.where(fits, tl.where(near, 2.0, 1.0), 0.0).to(scale.dtype)
+
+
+@triton.constexpr_function
+def product_reach(element):
+    """Usual are factors of f32, and products of two halves, between 2^−reach and 2^reach."""
+    return 100 if element == "f32" else 80
 
 
 @triton.jit
-def product_quotients(ELEMENT: tl.constexpr, share, scale, a, b):
+def product_quotients(ELEMENT: tl.constexpr, share, scale, a, b, SCALED: tl.constexpr = True):
     """share · scale² / a and / b; for halves by one reciprocal, of their product."""
     share, scale = share[:, None], scale[:, None]
     if ELEMENT == "f64":
         return share / a, share / b
     elif ELEMENT == "f32":
-        return share * reciprocal(a) * scale * scale, share * reciprocal(b) * scale * scale
+        da, db = share * reciprocal(a), share * reciprocal(b)
     else:
         each = share * rough_reciprocal(a * b)
-        return each * b * scale * scale, each * a * scale * scale
+        da, db = each * b, each * a
+    if SCALED:
+        return da * scale * scale, db * scale * scale
+    else:
+        return da, db
 
 
 @triton.jit

@@ -403,11 +403,16 @@ def give_unit(
 ):  # fmt: skip
     """Write the gradient of a unit, from the numbers of its rows."""
     if KIND == "prod":
-        usual = gl.min(rows[2], 0) != 0.0
-        if usual:
-            map_unit(
-                out, kept_dy, kept_x, kept_y, out_steps, unit, parts, stage, n, beside, rows, KIND,
-                TIES, ELEMENT, OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+        usual = gl.min(rows[2], 0)
+        if usual == 2.0:
+            map_product(
+                out, kept_x, out_steps, unit, parts, stage, n, rows, ELEMENT, OUT, B, R, C, NW,
+                NEAR, FULL, False, TILE,
+            )  # fmt: skip
+        elif usual == 1.0:
+            map_product(
+                out, kept_x, out_steps, unit, parts, stage, n, rows, ELEMENT, OUT, B, R, C, NW,
+                NEAR, FULL, True, TILE,
             )  # fmt: skip
         else:
             careful_shares(
@@ -433,28 +438,35 @@ def map_unit(
     S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
     k0, k1, k2 = rows
     row_dims = out_steps[0]
-    if KIND == "prod":
-        for k in range(S // 2):
-            a = factors(kept_x, B, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
-            b = factors(
-                kept_x, B, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S
-            )
-            da, db = product_quotients(ELEMENT, k0, k1, a, b)
-            at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
-            put(out, OUT, da, at, out_steps, R, C // S, FULL)
-            at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k + S // 2, S)
-            put(out, OUT, db, at, out_steps, R, C // S, FULL)
-    else:
-        for k in range(S):
-            at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
-            a = loaded(kept_dy, A, stage, beside, k, S, TILE)
-            b = loaded(kept_x, B, stage, beside, k, S, TILE)
-            c = loaded(kept_y, Z, stage, beside, k, S, TILE)
-            if PAIRS:
-                hits = hits_of_pairs(b, c, ELEMENT, R, C // S)
-                value = share_of_pairs(hits, k0, ELEMENT, R, C // S)
-                gl.store(place(out, OUT, at, out_steps), value)
-            else:
-                a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
-                value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
-                put(out, OUT, value, at, out_steps, R, C // S, FULL)
+    for k in range(S):
+        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        a = loaded(kept_dy, A, stage, beside, k, S, TILE)
+        b = loaded(kept_x, B, stage, beside, k, S, TILE)
+        c = loaded(kept_y, Z, stage, beside, k, S, TILE)
+        if PAIRS:
+            hits = hits_of_pairs(b, c, ELEMENT, R, C // S)
+            value = share_of_pairs(hits, k0, ELEMENT, R, C // S)
+            gl.store(place(out, OUT, at, out_steps), value)
+        else:
+            a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
+            value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
+            put(out, OUT, value, at, out_steps, R, C // S, FULL)
+
+
+@gluon.jit
+def map_product(
+    out, kept, out_steps, unit, parts, stage, n, rows, ELEMENT: tl.constexpr, OUT: tl.constexpr,
+    X: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr,
+    FULL: tl.constexpr, SCALED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The same of products."""
+    S: tl.constexpr = slices("prod", ELEMENT, R, C, NW, False)
+    row_dims = out_steps[0]
+    for k in range(S // 2):
+        a = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
+        b = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S)
+        da, db = product_quotients(ELEMENT, rows[0], rows[1], a, b, SCALED)
+        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        put(out, OUT, da, at, out_steps, R, C // S, FULL)
+        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k + S // 2, S)
+        put(out, OUT, db, at, out_steps, R, C // S, FULL)

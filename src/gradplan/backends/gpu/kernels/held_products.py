@@ -10,6 +10,7 @@ from .formulas import (
     distance,
     merge,
     product_of_others,
+    product_reach,
     product_state,
     times_few_parts,
 )
@@ -29,7 +30,7 @@ def unit_products(
 
     Two slices are multiplied element by element, which is exact: of halves in f32, of f32 in f64.
     """
-    LOW: tl.constexpr = 100 if ELEMENT == "f32" else 120
+    LOW: tl.constexpr = product_reach(ELEMENT)
     Q: tl.constexpr = run_of(ELEMENT, R)
     P: tl.constexpr = C // (S * NW * Q)
     # So many products of two stay within f64 whatever they are.
