@@ -455,6 +455,104 @@ def test_every_repetition_on_a_gpu_begins_with_cold_caches(monkeypatch):
     assert log == ["call", "wait", *one * 3, "wait", *one, "wait", *one * 4, "wait"]
 
 
+def test_launches_one_after_the_other_take_turns(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("event")
+
+        def elapsed_time(self, end):
+            last = "".join(map(str, log)).rpartition("flush")[2]
+            return 0.25 * sum(map(last.count, "012"))
+
+    buffer = SimpleNamespace(zero_=lambda: log.append("flush"))
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait"))
+    fake = SimpleNamespace(cuda=cuda, int32=None, empty=lambda count, **_: buffer)
+    monkeypatch.setattr(measure.clocks, "needed", lambda module: fake)
+    calls = [lambda k=k: log.append(k) for k in range(3)]
+    seconds = measure.clocks.cuda_chain_samples(calls, Effort(time_ms=10.0))
+    assert seconds == pytest.approx([0.25e-3] * 5)
+    first = [*["flush"] * 8, "event", 0, 1, 2, "event", "wait"]
+    # 10 ms shared by ten: a millisecond is four calls of 0.25 ms, in whole rounds.
+    chain = [*["flush"] * 8, "event", 0, 1, 2, 0, 1, 2, "event", "wait"]
+    assert log == first + 6 * chain
+    assert len(measure.clocks.cuda_chain_samples(calls, Effort(1.0, repeats=2))) == 1
+
+
+def test_chains_go_round_more_than_a_cache():
+    sets = measure.clocks.chain_sets
+    assert [sets(n << 20) for n in (4, 64, 128, 512, 4096)] == [64, 8, 4, 2, 2]
+    assert sets(3 << 20) == sets(0) == 0
+
+
+def test_a_twin_lies_alike_in_memory_of_its_own():
+    for layout in ("contiguous", "transposed", "sliced", "permuted"):
+        one = build(SOFTMAX, ElementKind.F32, Workload("t", (6, 8, 4), layout=layout), "cpu")
+        other = one.twin()
+        assert one.nbytes == other.nbytes == 3 * 6 * 8 * 4 * 4
+        for name, array in one.inputs.items():
+            assert other.inputs[name].stride() == array.stride()
+            assert torch.equal(other.inputs[name], array)
+            assert other.inputs[name].data_ptr() != array.data_ptr()
+        (dx,) = other.outputs.values()
+        assert dx.stride() == one.outputs["dx"].stride()
+        assert dx.isnan().all()
+
+
+def in_chains(monkeypatch):
+    """Chains of three on the CPU, by a clock that says 0.5 ms."""
+
+    def samples(calls, effort):
+        for call in calls:
+            call()
+        chained.append(len(calls))
+        return [0.5e-3]
+
+    chained = []
+    monkeypatch.setattr(measure.clocks, "chain_sets", lambda nbytes: 3)
+    monkeypatch.setattr(measure.clocks, "cuda_chain_samples", samples)
+    request = measure.Request(
+        MEAN.category, MEAN.kind, ElementKind.F32, QUICK[0], "cpu", ("ours",), Effort(1, 1)
+    )
+    return replace(request, chain=True), chained
+
+
+def test_a_chain_is_timed_beside_the_row(monkeypatch):
+    request, chained = in_chains(monkeypatch)
+    results = Results({"copy_bandwidth": 10e9})
+    row = results.note(request, measure.measure(request))
+    assert chained == [3]
+    assert row["chain_ms"] == 0.5
+    assert row["chain_share"] == pytest.approx(row["floor_ms"] / 0.5)
+    assert row["share"] == pytest.approx(row["floor_ms"] / row["ms"])
+    lines = session._Lines([], [request])
+    assert lines.heading().endswith("in a row µs  share  variant")
+    assert f"500.0{row['chain_share']:>7.0%}" in lines.line(row)
+    plain = replace(request, chain=False)
+    row = Results({"copy_bandwidth": 10e9}).note(plain, measure.measure(plain))
+    assert (row["chain_ms"], row["chain_share"], chained) == (None, None, [3])
+    assert "in a row" not in session._Lines([], [plain]).heading()
+
+
+def test_a_chain_whose_results_differ_is_an_error(monkeypatch):
+    request, _ = in_chains(monkeypatch)
+    seen = []
+
+    def late(args):
+        if id(args.dx) not in seen:
+            seen.append(id(args.dx))
+        if len(seen) == 3:  # the last set alone
+            args.dx[0, 0] += 1
+
+    break_launches(monkeypatch, late)
+    found = measure.measure(request)["ours"]
+    assert found["error"] == "wrong: dx differs where launches follow one another"
+
+
 def some_results(path, **changes):
     """Two kinds and an embedding, one of them with a peer that gave up."""
 
@@ -513,6 +611,34 @@ def test_the_table_is_made_from_the_results(tmp_path):
     assert "bound launch 5.0 µs" in text
     assert "A plain copy, by the same clock: 80 % at 64 MiB, 98 % at 1024 MiB" in text
     assert not any(line != line.rstrip() for line in lines)
+
+
+def with_chains(path, factor=1.0):
+    """The same results, with times of launches that follow one another."""
+    found = json.loads(some_results(path).read_text())
+    for row in found["rows"]:
+        row["chain_ms"] = 0.9 * factor * row["ms"]
+        row["chain_share"] = row["floor_ms"] / row["chain_ms"]
+    found["rows"][2]["floor_ms"] = 0.1  # not short
+    found["copies_chain_ms"] = {"64": 0.016, "1024": 0.256}
+    path.write_text(json.dumps(found))
+    return path
+
+
+def test_the_table_tells_of_launches_one_after_the_other(tmp_path):
+    assert "one after the other" not in markdown.markdown([some_results(tmp_path / "a.json")])
+    text = markdown.markdown([with_chains(tmp_path / "a.json")])
+    lines = text.splitlines()
+    title = "bf16, one launch after the other, where the floor is below 100 µs: share"
+    table = lines[lines.index(title) + 2 :][:5]
+    assert table == [
+        "| gradient | rows | zipf |",
+        "| --- | ---: | ---: |",
+        "| softmax | 89 % |  |",
+        "| cumsum | 56 % |  |",
+        "| embedding |  | 22 % |",
+    ]
+    assert "- Plain copies one after the other: 100 % at 64 MiB, 100 % at 1024 MiB." in lines
 
 
 def test_the_table_goes_between_its_markers(tmp_path):
@@ -647,6 +773,25 @@ def test_what_moved_is_shown(tmp_path, capsys):
     verdicts = [change["verdict"] for change in moved["changes"]]
     assert verdicts == ["slower", "slower", "same", "faster"]
     assert "What moved" in captured.err
+
+
+def test_what_moved_one_after_the_other_is_shown_beside(tmp_path, capsys):
+    old, new = with_chains(tmp_path / "old.json"), with_chains(tmp_path / "new.json", 1.1)
+    argv = ["bench", "--from", str(new), "--against", str(old)]
+    assert cli.main(argv) == 0  # by the first clock nothing moved
+    shown = capsys.readouterr().out
+    assert "What moved" not in shown
+    assert "one after the other × 1.100 in that of 4" in shown
+    found = json.loads(new.read_text())
+    found["rows"][0]["ms"] *= 2
+    new.write_text(json.dumps(found))
+    assert cli.main([*argv, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    changes = json.loads(captured.out)["against"]["changes"]
+    assert [change["chain_change"] for change in changes] == pytest.approx([0.1] * 4)
+    (line,) = [line for line in captured.err.splitlines() if "+100.0%" in line]
+    assert "slower" in line
+    assert "+10.0%" in line
 
 
 def test_a_change_within_the_spread_of_a_row_is_none(tmp_path):

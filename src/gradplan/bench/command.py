@@ -265,7 +265,14 @@ def _requests(options: argparse.Namespace, peers: Sequence[str]) -> Iterator[Req
             if case.reach.holds(spec):
                 for element in elements:
                     yield Request(
-                        spec.category, spec.kind, element, case, options.device, names, effort
+                        spec.category,
+                        spec.kind,
+                        element,
+                        case,
+                        options.device,
+                        names,
+                        effort,
+                        chain=options.device != "cpu",
                     )
 
 

@@ -20,7 +20,7 @@ from .. import functions
 from ..backends import find
 from ..backends.gpu.table import Table, using
 from ..cases import describe
-from ..errors import Unsupported
+from ..errors import KernelFailure, Unsupported
 from ..kinds import ElementKind, Named, OpCategory, SoftmaxKind
 from ..plans import SoftmaxBackwardPlan
 from ..registry import KINDS
@@ -50,7 +50,8 @@ _HOST_BLOCK_S = 0.002
 class Request:
     """One row, and whom to measure on it: `OURS`, or names of peers.
 
-    Ours is what `preference` asks for, with other thresholds where a `table` is given.
+    Ours is what `preference` asks for, with other thresholds where a `table` is given, and on a
+    GPU timed in a `chain` of launches too where that is asked for.
     """
 
     category: OpCategory
@@ -62,6 +63,7 @@ class Request:
     effort: Effort = field(default_factory=Effort)
     preference: PlanPreference = field(default_factory=PlanPreference)
     table: Table | None = None
+    chain: bool = False
 
 
 class _Wrong(Exception):
@@ -95,6 +97,7 @@ def about(device: str, effort: Effort) -> dict[str, Any]:
         "versions": versions | {"cuda": torch.version.cuda},
         "copy_bandwidth": clocks.cuda_copy_bandwidth(),
         "copies_ms": clocks.cuda_copies(),
+        "copies_chain_ms": clocks.cuda_copies_chained(),
     }
 
 
@@ -162,7 +165,7 @@ def measure(request: Request) -> dict[str, dict[str, Any]]:
 def _measure(problem: Problem, request: Request) -> dict[str, dict[str, Any]]:
     made: dict[str, dict[str, Any]] = {}
     ready: dict[str, Prepared] = {}
-    after: dict[str, Callable[[], None]] = {}
+    after: dict[str, Callable[[], dict[str, Any]]] = {}
     for name in request.names:
         try:
             if name == OURS:
@@ -183,7 +186,7 @@ def _measure(problem: Problem, request: Request) -> dict[str, dict[str, Any]]:
                 made[name]["error"] = _text(error)
     for name, again in after.items():
         try:
-            again()
+            made[name] |= again()
         except Exception as error:
             made[name] = {"error": _text(error)}
     return made
@@ -209,8 +212,9 @@ def _thresholds(request: Request) -> AbstractContextManager[None]:
 
 def _ours(
     problem: Problem, request: Request
-) -> tuple[Prepared, Callable[[], None], dict[str, Any]]:
-    """A bound launch whose result is within its guarantee, and a look at it after the timing."""
+) -> tuple[Prepared, Callable[[], dict[str, Any]], dict[str, Any]]:
+    """A bound launch whose result is within its guarantee, and what is done after the timing: a
+    look at the result, and the time in a chain."""
     torch = needed("torch")
     with _thresholds(request):
         plan = problem.plan(request.preference)
@@ -228,12 +232,28 @@ def _ours(
     kept = {name: output.clone() for name, output in problem.outputs.items()}
     problem.poison()
 
-    def again() -> None:
+    def unchanged(outputs: dict[str, Any], when: str) -> None:
         # What a launch leaves behind in its workspace must not change the next one.
         _synchronize(problem)
-        for name, output in problem.outputs.items():
+        for name, output in outputs.items():
             if not torch.equal(output, kept[name]):
-                raise _Wrong(f"wrong: {name} differs after many launches")
+                raise _Wrong(f"wrong: {name} differs {when}")
+
+    def again() -> dict[str, Any]:
+        unchanged(problem.outputs, "after many launches")
+        count = clocks.chain_sets(problem.nbytes) if request.chain else 0
+        if not count:
+            return {}
+        try:
+            others = [problem.twin() for _ in range(count - 1)]
+            with _thresholds(request):
+                launches = [launch, *(plan.bind(other.args()) for other in others)]
+        except (torch.OutOfMemoryError, KernelFailure):  # no memory: the row stands without it
+            return {}
+        seconds = clocks.cuda_chain_samples(launches, request.effort)
+        for one in (problem, *others):
+            unchanged(one.outputs, "where launches follow one another")
+        return {"chain_ms": 1e3 * median(seconds)}
 
     sku = launch.sku
     about_it = {

@@ -6,7 +6,7 @@ what torch's own forward saves, in the element, so ours and torch start from the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Any
 
@@ -124,6 +124,23 @@ class Problem:
         if self.x is not None:
             return [self.x]
         return [_place(draw.normal(shape, element), layout) for _ in range(count)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays, without what lies between their elements."""
+        arrays = (*self.inputs.values(), *self.outputs.values())
+        return sum(array.numel() * array.element_size() for array in arrays)
+
+    def twin(self) -> Problem:
+        """The same in arrays of its own, which lie alike; the outputs hold NaN."""
+
+        def apart(arrays: dict[str, Any]) -> dict[str, Any]:
+            layout = self.workload.layout
+            return {name: _place(array.clone(), layout) for name, array in arrays.items()}
+
+        made = replace(self, inputs=apart(self.inputs), outputs=apart(self.outputs))
+        made.poison()
+        return made
 
     def poison(self) -> None:
         """Fill the outputs with NaN: an element nobody writes shows."""

@@ -189,25 +189,30 @@ class _Lines:
 
     def __init__(self, peers: Sequence[str], requests: Sequence[Request]) -> None:
         self._peers = peers
+        self._chain = any(request.chain for request in requests)
         self._case = max(len("case"), *(len(request.workload.name) for request in requests))
         self._kind = max(len("kind"), *(len(request.kind.value) for request in requests))
 
     def heading(self) -> str:
         peers = "".join(f"{name + ' µs':>14}{'×':>9}" for name in self._peers)
+        chain = f"{'in a row µs':>13}{'share':>7}" if self._chain else ""
         return (
             f"{'kind':<{self._kind}}  {'':<4}  {'case':<{self._case}}{'floor µs':>11}"
-            f"{'ours µs':>11}{'share':>7}{peers}  variant"
+            f"{'ours µs':>11}{'share':>7}{chain}{peers}  variant"
         )
 
     def line(self, row: dict[str, Any]) -> str:
         head = f"{row['kind']:<{self._kind}}  {row['element']:<4}  {row['case']:<{self._case}}"
+        chain = f"{'':>20}" if self._chain else ""
         if row["error"]:
-            ours, end = f"{'':>11}{'':>11}{'':>7}", f"[red]{escape(row['error'])}[/]"
+            ours, end = f"{'':>29}{chain}", f"[red]{escape(row['error'])}[/]"
         elif row["ms"] is None:
-            ours, end = f"{'':>11}{'':>11}{'':>7}", ""
+            ours, end = f"{'':>29}{chain}", ""
         else:
             floor, time_us = 1e3 * row["floor_ms"], 1e3 * row["ms"]
-            ours = f"{floor:>11.1f}{time_us:>11.1f}{row['share']:>7.0%}"
+            if self._chain and row.get("chain_ms"):
+                chain = f"{1e3 * row['chain_ms']:>13.1f}{row['chain_share']:>7.0%}"
+            ours = f"{floor:>11.1f}{time_us:>11.1f}{row['share']:>7.0%}{chain}"
             end = escape(row["variant"])
         peers, notes = "", []
         for name in self._peers:
