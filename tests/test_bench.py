@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import gradplan as gp
 from gradplan import cli
 from gradplan.backends import reference
-from gradplan.bench import forwards, lazy, markdown, measure, oracle, peers, session, workers
+from gradplan.backends.gpu import launch
+from gradplan.bench import (
+    command,
+    forwards,
+    lazy,
+    markdown,
+    measure,
+    oracle,
+    peers,
+    session,
+    workers,
+)
 from gradplan.bench.clocks import Effort, Timing
 from gradplan.bench.problems import build, floor_bytes, question
 from gradplan.bench.results import Results, lowest_shares, read, speedups
@@ -340,6 +354,7 @@ def test_a_run_that_must_stop_keeps_what_it_has(tmp_path, capsys):
         (["--fail-slower", "5"], "--against"),
         (["--resume", "--json", "-"], "--json"),
         (["--html", "."], "it is a folder"),
+        (["--prepare", "4"], "--prepare compiles for a GPU"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(capsys, argv, reason):
@@ -413,6 +428,112 @@ def test_a_peer_that_hangs_is_noted_once_and_not_tried_again(monkeypatch, tmp_pa
     assert notes[0] == "did not compile and run in 7 s"
     assert notes[1].startswith("not tried: did not compile and run in 7 s (rows)")
     assert tried == ["rows"]
+
+
+def test_the_peers_of_the_published_tables():
+    def names(kind, element, case):
+        (workload,) = [one for one in CUDA if one.name == case]
+        return peers.published(kind, ElementKind(element), workload)
+
+    assert names("cumprod", "bf16", "rows") == ("torch", "compile", "jax")
+    assert names("lerp", "bf16", "flat") == ("torch", "compile", "jax")
+    assert names("cumsum", "bf16", "long") == ("torch", "compile", "jax")
+    assert names("cumprod", "bf16", "columns") == ("torch", "jax")
+    assert names("embedding", "bf16", "small_same") == ("torch", "compile")
+    assert names("cumprod", "f64", "rows") == ("torch",)
+    assert names("mean", "bf16", "flat") == names("mean", "bf16", "wide") == ()
+    assert names("embedding", "f32", "small_same") == names("cumsum", "f16", "long") == ()
+
+
+def requests_of(argv, monkeypatch):
+    """What a command line would measure."""
+    found = []
+    monkeypatch.setattr(session.Session, "run", lambda self, requests: found.extend(requests))
+    monkeypatch.setattr(session.Session, "__post_init__", lambda self: None)
+    with pytest.raises(AttributeError):  # nothing came of it
+        cli.main(["bench", "--device", "cuda", *argv])
+    return found
+
+
+def test_published_peers_are_asked_for_row_by_row(monkeypatch):
+    monkeypatch.setattr(command, "available", lambda: ["torch", "compile", "flaggems"])
+    argv = ["--peer", "published", "--kind", "mean", "--case", "rows", "long", "wide"]
+    found = requests_of(argv, monkeypatch)
+    assert all(request.chain for request in found)
+    asked = {(one.workload.name, one.element.value): one.names for one in found}
+    assert asked == {
+        ("rows", "bf16"): ("ours", "torch", "compile"),
+        ("long", "bf16"): ("ours", "torch"),
+        ("wide", "bf16"): ("ours",),
+        ("rows", "f32"): ("ours", "torch"),
+        ("long", "f32"): ("ours",),
+        ("wide", "f32"): ("ours",),
+    }
+
+
+class Compiler(workers.Here):
+    """A worker that notes what it compiles; one peer never ends."""
+
+    compiled: ClassVar[list] = []
+
+    def ask(self, name, *given, limit_s):
+        assert name == "prepare"
+        (request,) = given
+        self.compiled.append((request.kind.value, request.workload.name, *request.names))
+        if request.names == ("compile",):
+            raise workers.TookTooLong
+        if request.names == ("jax",):
+            raise workers.Failed("no matter")
+
+
+def test_everything_is_compiled_in_advance_but_what_is_there(monkeypatch):
+    monkeypatch.setattr(session, "Apart", Compiler)
+    monkeypatch.setattr(Compiler, "compiled", [])
+    options = Namespace(prepare=1, peer_limit=7.0, stop_after=None, in_process=True, device="cuda")
+    run = session.Session(options, ["compile"], Console(quiet=True))
+    names = ("ours", "torch", "compile", "jax")
+    rows, columns = QUICK[:2]
+    request = measure.Request(MEAN.category, MEAN.kind, ElementKind.F32, rows, "cuda", names)
+    results = Results({"copy_bandwidth": 10e9})
+    results.row(request)["peers"]["jax"] = {"ms": 1.0, "speedup": None, "note": None}
+    run._prepare(results, [request, replace(request, workload=columns)])
+    assert Compiler.compiled == [
+        ("mean", "rows", "compile"),  # and not again for the columns
+        ("mean", "columns", "jax"),
+        ("mean", "rows", "ours"),
+        ("mean", "columns", "ours"),
+    ]
+    asked = run._ask(request, ("compile",))
+    assert asked == {"compile": {"error": "did not compile and run in 14 s (rows)"}}
+    asked = run._ask(replace(request, workload=columns), ("compile",))
+    assert asked["compile"]["error"].startswith("not tried: did not")
+
+
+@pytest.mark.parametrize("case", [one for one in CUDA if one.reach is not Reach.LERP])
+def test_the_kernels_of_a_row_are_known_without_its_arrays(monkeypatch, case):
+    pytest.importorskip("triton")
+    steps = []
+    monkeypatch.setattr(launch, "compiled", lambda step, *more: steps.append((step, more)))
+    spec = next(spec for spec in SPECS[::-1] if case.reach.holds(spec))
+    request = measure.Request(spec.category, spec.kind, ElementKind.BF16, case, "sm_90", ("ours",))
+    assert measure.prepare(request) is None
+    assert steps
+    assert {more for _, more in steps} == {(16, 90)}
+
+
+def test_a_peer_is_compiled_by_running_it(monkeypatch):
+    ran = []
+
+    def prepare(problem):
+        prepared = peers._torch(problem)
+        return replace(prepared, call=lambda: ran.append(problem.device) or prepared.call())
+
+    monkeypatch.setitem(peers.PEERS, "torch", replace(peers.PEERS["torch"], prepare=prepare))
+    request = measure.Request(
+        MEAN.category, MEAN.kind, ElementKind.F32, QUICK[0], "cpu", ("torch",)
+    )
+    measure.prepare(request)
+    assert ran == ["cpu"]
 
 
 @pytest.mark.parametrize(("cores", "told"), [(1.0, True), (0.1, False)])

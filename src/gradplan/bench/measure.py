@@ -6,6 +6,7 @@ These functions run in a worker process (`workers`), and take and return plain d
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import warnings
 from collections.abc import Callable
@@ -31,10 +32,10 @@ from .clocks import Effort, Timing
 from .lazy import needed, version_of
 from .oracle import check
 from .peers import PEERS, Prepared, tolerance
-from .problems import Problem, build, floor_bytes
-from .workloads import Workload
+from .problems import Problem, build, floor_bytes, posed
+from .workloads import Workload, strides_of
 
-__all__ = ["OURS", "Request", "about", "host", "measure"]
+__all__ = ["OURS", "Request", "about", "host", "measure", "prepare"]
 
 OURS = "ours"
 _PACKAGES = ("torch", "triton", "jax", "numpy", "numba", "flag_gems")
@@ -306,6 +307,50 @@ def _time(ready: dict[str, Prepared], request: Request) -> dict[str, Timing]:
 def _waited(prepared: Prepared) -> Callable[[], object]:
     wait = prepared.wait
     return prepared.call if wait is None else lambda: wait(prepared.call())
+
+
+def prepare(request: Request) -> None:
+    """Compile what a row needs, for ours or for the one peer that is named, into caches on disk."""
+    (name,) = request.names
+    if name == OURS:
+        _compile(request)
+    else:
+        _run_once(request, name)
+
+
+def _run_once(request: Request, name: str) -> None:
+    """A peer compiles what it runs."""
+    # As many compilers run side by side as were asked for: each keeps to one core.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch = _settle(request.device)
+    spec = KINDS[request.category, request.kind]
+    problem = build(spec, request.element, request.workload, request.device)
+    prepared = PEERS[name].prepare(problem)
+    with prepared.around():
+        prepared.tensors(prepared.call())
+        _synchronize(problem)
+    del problem, prepared
+    gc.collect()
+    if request.device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def _compile(request: Request) -> None:
+    """The kernels of a row, without its arrays."""
+    from ..backends.gpu.launch import compiled
+
+    backend = find(request.device, request.preference)
+    case = request.workload
+    desc, _ = posed(KINDS[request.category, request.kind], request.element, case)
+    shapes = {operand.name: operand.shape for operand in desc.operands}
+    strides = {
+        name: tuple(0 if n == 1 else step for n, step in zip(shapes[name], steps, strict=True))
+        for name, steps in strides_of(desc, case.layout, case.without).items()
+    }
+    with _thresholds(request):
+        program: Any = backend.prepare(desc, strides)
+    for step in program.steps:
+        compiled(step, 16, int(backend.arch.removeprefix("sm_")))
 
 
 def host(request: Request) -> dict[str, float]:
