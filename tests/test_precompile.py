@@ -53,6 +53,12 @@ def test_what_was_packed_is_found(tmp_path):
     assert "2 kernels into" in said
     code, said = run("-c", FOUND, TOOLS, archive, cache=there)
     assert code == 0, said
+    saved, beyond = tmp_path / "saved.tar.xz", tmp_path / "beyond"
+    code, said = run(tool, "save", saved, cache=there)
+    assert "2 kernels," in said
+    code, said = run(tool, "unpack", saved, cache=beyond)
+    code, said = run("-c", FOUND, TOOLS, archive, cache=beyond)
+    assert code == 0, said
 
 
 def test_another_compiler_is_refused(tmp_path, monkeypatch, capsys):

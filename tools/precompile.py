@@ -4,6 +4,7 @@
 `gradplan bench` run on an architecture, and writes cubins and their metadata into one archive. It
 can be stopped and goes on where it was; what the archive holds already is compiled again only if
 its sources have changed. `unpack` puts an archive into Triton's cache on the machine with the GPU.
+`save` makes one of all that a cache holds, for the next machine like this one.
 
 A cubin is taken only where Triton would have made the same one: it is known by the hashes of its
 sources, of its options and of the assembler. Triton's own key holds the hash of its library
@@ -31,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "tools")]
 ABOUT = "about.json"
+_PLACE = "place:"  # of what was saved from a cache, whose identity is not known
 
 
 def variants(arch: str, groups: Sequence[str]) -> Iterator[Any]:
@@ -192,6 +194,8 @@ def place_of(told: str) -> str:
     """The folder of Triton's cache for an identity, on this very machine."""
     from triton.runtime.cache import _base32, triton_key
 
+    if told.startswith(_PLACE):
+        return told.removeprefix(_PLACE)
     key = f"{triton_key()}-{told}"
     return str(_base32(hashlib.sha256(key.encode()).hexdigest()))
 
@@ -310,6 +314,20 @@ def pack(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def save(options: argparse.Namespace) -> int:
+    from triton import knobs
+
+    kernels = {}
+    for cubin in sorted(Path(knobs.cache.dir).glob("*/*.cubin")):
+        head = cubin.with_suffix(".json")
+        if head.exists() and head.with_name(f"__grp__{head.name}").exists():
+            files = {one.name: one.read_bytes() for one in (head, cubin)}
+            kernels[_PLACE + cubin.parent.name] = files
+    write_archive(options.archive, kernels)
+    print(f"{len(kernels)} kernels, {options.archive.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
 def unpack(options: argparse.Namespace) -> int:
     from triton import knobs
 
@@ -346,6 +364,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     packing.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     packing.add_argument("--count", action="store_true", help="only say how many there are")
     packing.set_defaults(run=pack)
+    saving = commands.add_parser("save", help="make an archive of Triton's cache")
+    saving.add_argument("archive", type=Path)
+    saving.set_defaults(run=save)
     unpacking = commands.add_parser("unpack", help="put an archive into Triton's cache")
     unpacking.add_argument("archive", type=Path)
     unpacking.add_argument("--any-build", action="store_true", help="of the same version of Triton")
