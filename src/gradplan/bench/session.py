@@ -42,6 +42,7 @@ class Session:
     def __post_init__(self) -> None:
         self.begin = time.monotonic()
         self.failed = self.stopped = False
+        self._kept: tempfile.TemporaryDirectory[str] | None = None
         options = self.options
         if options.prepare and "jax" in self.peers:
             self._keep_compiled()
@@ -55,6 +56,7 @@ class Session:
     def _keep_compiled(self) -> None:
         """Let JAX keep what it compiles where its next process finds it, as the others do."""
         self._kept = tempfile.TemporaryDirectory(prefix="gradplan-jax-")
+        # Whoever has a place for it already is left alone.
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", self._kept.name)
         for name in ("MIN_COMPILE_TIME_SECS", "MIN_ENTRY_SIZE_BYTES"):
             os.environ.setdefault(f"JAX_PERSISTENT_CACHE_{name}", "0")
@@ -62,6 +64,8 @@ class Session:
     def close(self) -> None:
         for worker in self.workers.values():
             worker.close()
+        if self._kept is not None:
+            self._kept.cleanup()
 
     def run(self, requests: Sequence[Request]) -> Results:
         """Measure every request, and tell how it went."""
