@@ -266,6 +266,8 @@ def write_archive(path: Path, kernels: dict[str, dict[str, bytes]]) -> None:
 
 
 def pack(options: argparse.Namespace) -> int:
+    # Lines of the source stay in, three quarters of a cubin: without them some kernels have other
+    # instructions, and another key.
     os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
     capability = int(options.arch.removeprefix("sm_"))
     made, old = read_archive(options.archive)
@@ -302,6 +304,7 @@ def pack(options: argparse.Namespace) -> int:
                     print(f"failed: {error}", flush=True)
                 if number % 100 == 0:
                     print(f"{number} of {len(todo)}, {time.monotonic() - begin:.0f} s", flush=True)
+                if number % 500 == 0:
                     write_archive(options.archive, kept)
                 if time.monotonic() - begin > options.stop_after:
                     print(f"out of time after {number} of {len(todo)}")
