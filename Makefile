@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 DEMO_BIN := $(DEMO_VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check
 WORKERS ?= 2
-GPU_WORKERS ?= 12
+GPU_WORKERS ?= 16
+SANITIZE_PARTS ?= 4
 ARCH ?= sm_90
 
 .DEFAULT_GOAL := help
@@ -59,12 +60,11 @@ aot: $(VENV)/.ready ## Compile every GPU kernel variant for sm_80, sm_90 and sm_
 gpu: ## The tests that need a GPU
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -n $(GPU_WORKERS)
 
+# All tools at once, each in parts: below the sanitizer it is the host that takes the time.
 sanitize: ## compute-sanitizer over a reduced grid: memory, races, uninitialised reads; needs a GPU
 	PYTHONPATH=src $(PYTHON) tools/sanitize.py --compile $(ARCH)
-	for tool in memcheck racecheck initcheck; do \
-	  PYTHONPATH=src compute-sanitizer --tool $$tool --error-exitcode 1 \
-	    $(PYTHON) tools/sanitize.py || exit 1; \
-	done
+	PYTHONPATH=src $(PYTHON) tools/sanitize.py --parts $(SANITIZE_PARTS) \
+	  $(if $(SANITIZE_S),--stop-after $(SANITIZE_S))
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

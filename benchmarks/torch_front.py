@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
@@ -36,6 +40,7 @@ THREE_TIMES = {*SCANS, "max", "min", "prod", "norm2", "log_sum_exp", "var", "std
 SMALL_FASTER = ("log_cumsum_exp", "std", "prod", "cumprod")
 SMALL_SOFTMAX_US = 20.0
 _START_S = 120.0
+_NOT_FINISHED = "did not finish"
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ class Worker:
             answer = self._lines.get(timeout=limit_s)
         except Empty:
             self.close()
-            return {"error": f"did not finish in {limit_s:.0f} s"}
+            return {"error": f"{_NOT_FINISHED} in {limit_s:.0f} s"}
         except OSError:
             answer = None
         if answer is None:
@@ -283,17 +288,60 @@ class Worker:
             self._process = None
 
 
+def prepare(
+    options: argparse.Namespace, chosen: Sequence[Problem], rows: dict[str, dict[str, Any]]
+) -> None:
+    """Let all who compile do so, in many processes: what they leave in caches is found later.
+
+    Who does not end is noted, and not asked again.
+    """
+    # As many compilers run side by side as were asked for: each keeps to one core.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    jobs = deque(
+        (name, problem)
+        for name in options.contenders[::-1]
+        for problem in chosen
+        if name != "eager" and name not in rows.get(problem.name, {})
+    )
+    begin, count = time.monotonic(), len(jobs)
+
+    def work(_: int) -> None:
+        workers = {name: Worker(name, options.device, 1.0) for name in options.contenders}
+        try:
+            while jobs:
+                try:
+                    name, problem = jobs.popleft()
+                except IndexError:  # another took the last
+                    return
+                # Many share the machine: what takes its time may take it twice.
+                found = workers[name].ask(problem, 2 * options.limit_s)
+                if found.get("error", "").startswith(_NOT_FINISHED):
+                    rows.setdefault(problem.name, {**problem.__dict__})[name] = found
+        finally:
+            for worker in workers.values():
+                worker.close()
+
+    with ThreadPoolExecutor(options.prepare) as pool:
+        list(pool.map(work, range(options.prepare)))
+    print(f"compiled {count} in {time.monotonic() - begin:.0f} s", flush=True)
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     path = Path(options.json) if options.json else None
     results: dict[str, Any] = {"device": options.device, "rows": {}}
     if path is not None and path.exists():
         results = json.loads(path.read_text())
     results.update(_machine(options.device))
+    chosen = [
+        problem
+        for problem in problems(options.quick)
+        if not options.only or any(word in problem.name for word in options.only)
+    ]
+    if options.prepare:
+        prepare(options, chosen, results["rows"])
     workers = {name: Worker(name, options.device, options.time_ms) for name in options.contenders}
     try:
-        for problem in problems(options.quick):
-            if options.only and not any(word in problem.name for word in options.only):
-                continue
+        for problem in chosen:
             row = results["rows"].setdefault(problem.name, {**problem.__dict__})
             for name, worker in workers.items():
                 if name in row:
@@ -385,6 +433,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="problems whose name contains one of these")
     parser.add_argument("--limit-s", type=float, default=30.0, help="a problem, a contender")
     parser.add_argument("--time-ms", type=float, default=50.0, help="measuring, a number")
+    parser.add_argument(
+        "--prepare", type=int, metavar="N", help="first compile everything in N processes at once"
+    )
     parser.add_argument("--quick", action="store_true", help="small shapes")
     parser.add_argument("--table", metavar="JSON", help="print the table of earlier results")
     parser.add_argument("--serve", choices=CONTENDERS, help=argparse.SUPPRESS)

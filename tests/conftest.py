@@ -37,9 +37,42 @@ def pytest_addoption(parser):
     )
 
 
+# What takes longest on a GPU, so that no process is left with it at the end: parts of the names of
+# tests.
+LONG = (
+    "[large-",
+    "large_shapes[cum",
+    "large_shapes[log_cumsum_exp",
+    "small_parts_in_shared_memory",
+    "large_shapes",
+    "small_tiles",
+    "test_torch_gpu",
+    "test_grid[cum",
+    "test_grid",
+)
+
+
+def length(nodeid):
+    """Where a test stands among the long ones; the others come last."""
+    return next((place for place, part in enumerate(LONG) if part in nodeid), len(LONG))
+
+
+def scope(nodeid, apart):
+    """What goes to one process: the tests of a kind and element, which share kernels; `apart`, on a
+    GPU, each test function of them, for there few are shared and they take longer."""
+    problem = re.search(r"\[(\w+-(?:f32|f16|bf16|f64))\b", nodeid)
+    if not problem:
+        return nodeid
+    # What fills a GPU stays together.
+    together = not apart or problem[1].startswith("large-")
+    return problem[1] if together else f"{nodeid.partition('[')[0]} {problem[1]}"
+
+
 def pytest_collection_modifyitems(items):
     missing = pytest.mark.skip(reason="needs a CUDA device")
-    if not CUDA:
+    if CUDA:
+        items.sort(key=lambda item: length(item.nodeid))
+    else:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(missing)
@@ -57,15 +90,17 @@ def exhaustive(request):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Send all tests of one kind and element to one process, which compiles their kernels once."""
+    """Send tests that share kernels to one process, which compiles them once."""
     if config.getvalue("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
+    if CUDA:  # the order stands already
+        config.option.loadscopereorder = False
+
     class ByKernel(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            problem = re.search(r"\[(\w+-(?:f32|f16|bf16|f64))\b", nodeid)
-            return problem[1] if problem else nodeid
+            return scope(nodeid, apart=CUDA)
 
     return ByKernel(config, log)
 

@@ -358,3 +358,84 @@ def large(spec, element, arch="sm_90"):
         for shape, axes in [LONG[turn % 4], LONG[(turn + 1 + turn // 4) % 4], *longest]:
             desc = cases.describe(spec, element, shape, axes, **fields)
             yield Case(desc=desc, data=next(data), without=without, seed=turn)
+
+
+def small_table(waits=True):
+    """The interpreter's thresholds: small shapes meet every variant, or those that never wait."""
+    small = table_of("interpreter")
+    if waits:
+        return small
+    never = (("", 0, 1, 0, 1),)
+    return replace(small, lag=0, scan_lag=0, chained=never, chained_many=never)
+
+
+# What programs that stay can hold, in tiles so small that rows of these have many of them: full
+# tiles and others, and rows enough for every program to take several.
+HELD = [
+    ((60, 4096), (1,)),
+    ((3, 3008), (1,)),
+    ((192, 384), (0,)),
+    ((2, 200, 80), (1,)),
+    ((240, 16), (0,)),
+    ((1600, 128), (0,)),  # more parts than programs, and than are heard at a time
+    ((4416, 64), (0,)),
+]
+# Scans of parts in shared memory: rows and strips enough for nine programs or eighteen, and fewer;
+# parts that are full and others.
+WALKED = [
+    ((18, 4096), (1,)),
+    ((27, 3088), (1,)),
+    ((5, 40_960), (1,)),
+    ((2, 80_016), (1,)),
+    ((512, 576), (0,)),
+    ((2, 400, 560), (1,)),
+]
+
+
+def held_table():
+    return replace(
+        table_of("sm_90"),
+        fill=144,
+        resident_words=64,
+        cluster=0,
+        held_rows=(("prod", 2048, 4, 1024, 4), ("", 1024, 4, 512, 4)),
+        held_columns=(("", 2048, 4, 1024, 4),),
+    )
+
+
+def walked_table():
+    few = ("cumsum", "cumprod", "log_cumsum_exp")
+    sizes = (*((kind, 512, 2, 512, 2) for kind in few), ("", 2048, 2, 2048, 2))
+    strips = (*((kind, 2048, 2, 1024, 2) for kind in few), ("", 4096, 2, 2048, 2))
+    return replace(
+        table_of("sm_90"),
+        fill=18,
+        walked_rows=sizes,
+        walked_from=(),
+        walked_columns=strips,
+        walked_strips=strips,
+        walked_axis=1,
+        held_scans=(*((kind, 2048, 8, 1024, 4) for kind in few), ("", 8192, 8, 4096, 4)),
+    )
+
+
+def held(spec, element):
+    """Cases that are held in small parts, with their programs."""
+    return _in_parts(spec, element, HELD, held_table(), ("held",))
+
+
+def walked_or_held(spec, element):
+    """Cases of a scan that are walked or held in small parts, with their programs."""
+    return _in_parts(spec, element, WALKED, walked_table(), ("walked", "held"))
+
+
+def _in_parts(spec, element, shapes, small, variants):
+    for k, (shape, axes) in enumerate(shapes):
+        for (fields, without), data in itertools.product(
+            cases.options_of(spec, element), cases.data_of(spec)
+        ):
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            case = Case(desc=desc, data=data, without=without, seed=k)
+            program = programs.choose(desc, cases.strides_of(case), small)
+            if program.variant.startswith(variants):
+                yield case, program

@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import gradplan as gp
 from gradplan import cli
 from gradplan.backends import reference
-from gradplan.bench import forwards, lazy, markdown, measure, oracle, peers, session, workers
+from gradplan.backends.gpu import launch
+from gradplan.bench import (
+    command,
+    forwards,
+    lazy,
+    markdown,
+    measure,
+    oracle,
+    peers,
+    session,
+    workers,
+)
 from gradplan.bench.clocks import Effort, Timing
 from gradplan.bench.problems import build, floor_bytes, question
 from gradplan.bench.results import Results, lowest_shares, read, speedups
@@ -340,6 +354,7 @@ def test_a_run_that_must_stop_keeps_what_it_has(tmp_path, capsys):
         (["--fail-slower", "5"], "--against"),
         (["--resume", "--json", "-"], "--json"),
         (["--html", "."], "it is a folder"),
+        (["--prepare", "4"], "--prepare compiles for a GPU"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(capsys, argv, reason):
@@ -415,6 +430,112 @@ def test_a_peer_that_hangs_is_noted_once_and_not_tried_again(monkeypatch, tmp_pa
     assert tried == ["rows"]
 
 
+def test_the_peers_of_the_published_tables():
+    def names(kind, element, case):
+        (workload,) = [one for one in CUDA if one.name == case]
+        return peers.published(kind, ElementKind(element), workload)
+
+    assert names("cumprod", "bf16", "rows") == ("torch", "compile", "jax")
+    assert names("lerp", "bf16", "flat") == ("torch", "compile", "jax")
+    assert names("cumsum", "bf16", "long") == ("torch", "compile", "jax")
+    assert names("cumprod", "bf16", "columns") == ("torch", "jax")
+    assert names("embedding", "bf16", "small_same") == ("torch", "compile")
+    assert names("cumprod", "f64", "rows") == ("torch",)
+    assert names("mean", "bf16", "flat") == names("mean", "bf16", "wide") == ()
+    assert names("embedding", "f32", "small_same") == names("cumsum", "f16", "long") == ()
+
+
+def requests_of(argv, monkeypatch):
+    """What a command line would measure."""
+    found = []
+    monkeypatch.setattr(session.Session, "run", lambda self, requests: found.extend(requests))
+    monkeypatch.setattr(session.Session, "__post_init__", lambda self: None)
+    with pytest.raises(AttributeError):  # nothing came of it
+        cli.main(["bench", "--device", "cuda", *argv])
+    return found
+
+
+def test_published_peers_are_asked_for_row_by_row(monkeypatch):
+    monkeypatch.setattr(command, "available", lambda: ["torch", "compile", "flaggems"])
+    argv = ["--peer", "published", "--kind", "mean", "--case", "rows", "long", "wide"]
+    found = requests_of(argv, monkeypatch)
+    assert all(request.chain for request in found)
+    asked = {(one.workload.name, one.element.value): one.names for one in found}
+    assert asked == {
+        ("rows", "bf16"): ("ours", "torch", "compile"),
+        ("long", "bf16"): ("ours", "torch"),
+        ("wide", "bf16"): ("ours",),
+        ("rows", "f32"): ("ours", "torch"),
+        ("long", "f32"): ("ours",),
+        ("wide", "f32"): ("ours",),
+    }
+
+
+class Compiler(workers.Here):
+    """A worker that notes what it compiles; one peer never ends."""
+
+    compiled: ClassVar[list] = []
+
+    def ask(self, name, *given, limit_s):
+        assert name == "prepare"
+        (request,) = given
+        self.compiled.append((request.kind.value, request.workload.name, *request.names))
+        if request.names == ("compile",):
+            raise workers.TookTooLong
+        if request.names == ("jax",):
+            raise workers.Failed("no matter")
+
+
+def test_everything_is_compiled_in_advance_but_what_is_there(monkeypatch):
+    monkeypatch.setattr(session, "Apart", Compiler)
+    monkeypatch.setattr(Compiler, "compiled", [])
+    options = Namespace(prepare=1, peer_limit=7.0, stop_after=None, in_process=True, device="cuda")
+    run = session.Session(options, ["compile"], Console(quiet=True))
+    names = ("ours", "torch", "compile", "jax")
+    rows, columns = QUICK[:2]
+    request = measure.Request(MEAN.category, MEAN.kind, ElementKind.F32, rows, "cuda", names)
+    results = Results({"copy_bandwidth": 10e9})
+    results.row(request)["peers"]["jax"] = {"ms": 1.0, "speedup": None, "note": None}
+    run._prepare(results, [request, replace(request, workload=columns)])
+    assert Compiler.compiled == [
+        ("mean", "rows", "compile"),  # and not again for the columns
+        ("mean", "columns", "jax"),
+        ("mean", "rows", "ours"),
+        ("mean", "columns", "ours"),
+    ]
+    asked = run._ask(request, ("compile",))
+    assert asked == {"compile": {"error": "did not compile and run in 14 s (rows)"}}
+    asked = run._ask(replace(request, workload=columns), ("compile",))
+    assert asked["compile"]["error"].startswith("not tried: did not")
+
+
+@pytest.mark.parametrize("case", [one for one in CUDA if one.reach is not Reach.LERP])
+def test_the_kernels_of_a_row_are_known_without_its_arrays(monkeypatch, case):
+    pytest.importorskip("triton")
+    steps = []
+    monkeypatch.setattr(launch, "compiled", lambda step, *more: steps.append((step, more)))
+    spec = next(spec for spec in SPECS[::-1] if case.reach.holds(spec))
+    request = measure.Request(spec.category, spec.kind, ElementKind.BF16, case, "sm_90", ("ours",))
+    assert measure.prepare(request) is None
+    assert steps
+    assert {more for _, more in steps} == {(16, 90)}
+
+
+def test_a_peer_is_compiled_by_running_it(monkeypatch):
+    ran = []
+
+    def prepare(problem):
+        prepared = peers._torch(problem)
+        return replace(prepared, call=lambda: ran.append(problem.device) or prepared.call())
+
+    monkeypatch.setitem(peers.PEERS, "torch", replace(peers.PEERS["torch"], prepare=prepare))
+    request = measure.Request(
+        MEAN.category, MEAN.kind, ElementKind.F32, QUICK[0], "cpu", ("torch",)
+    )
+    measure.prepare(request)
+    assert ran == ["cpu"]
+
+
 @pytest.mark.parametrize(("cores", "told"), [(1.0, True), (0.1, False)])
 def test_a_busy_machine_is_told(monkeypatch, capsys, cores, told):
     monkeypatch.setattr(measure.clocks.Others, "cores", lambda self: cores)
@@ -453,6 +574,104 @@ def test_every_repetition_on_a_gpu_begins_with_cold_caches(monkeypatch):
     assert seconds == [0.25e-3] * 4
     one = ["flush", "flush", "event", "call", "event"]
     assert log == ["call", "wait", *one * 3, "wait", *one, "wait", *one * 4, "wait"]
+
+
+def test_launches_one_after_the_other_take_turns(monkeypatch):
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("event")
+
+        def elapsed_time(self, end):
+            last = "".join(map(str, log)).rpartition("flush")[2]
+            return 0.25 * sum(map(last.count, "012"))
+
+    buffer = SimpleNamespace(zero_=lambda: log.append("flush"))
+    cuda = SimpleNamespace(Event=Event, synchronize=lambda: log.append("wait"))
+    fake = SimpleNamespace(cuda=cuda, int32=None, empty=lambda count, **_: buffer)
+    monkeypatch.setattr(measure.clocks, "needed", lambda module: fake)
+    calls = [lambda k=k: log.append(k) for k in range(3)]
+    seconds = measure.clocks.cuda_chain_samples(calls, Effort(time_ms=10.0))
+    assert seconds == pytest.approx([0.25e-3] * 5)
+    first = [*["flush"] * 8, "event", 0, 1, 2, "event", "wait"]
+    # 10 ms shared by ten: a millisecond is four calls of 0.25 ms, in whole rounds.
+    chain = [*["flush"] * 8, "event", 0, 1, 2, 0, 1, 2, "event", "wait"]
+    assert log == first + 6 * chain
+    assert len(measure.clocks.cuda_chain_samples(calls, Effort(1.0, repeats=2))) == 1
+
+
+def test_chains_go_round_more_than_a_cache():
+    sets = measure.clocks.chain_sets
+    assert [sets(n << 20) for n in (4, 64, 128, 512, 4096)] == [64, 8, 4, 2, 2]
+    assert sets(3 << 20) == sets(0) == 0
+
+
+def test_a_twin_lies_alike_in_memory_of_its_own():
+    for layout in ("contiguous", "transposed", "sliced", "permuted"):
+        one = build(SOFTMAX, ElementKind.F32, Workload("t", (6, 8, 4), layout=layout), "cpu")
+        other = one.twin()
+        assert one.nbytes == other.nbytes == 3 * 6 * 8 * 4 * 4
+        for name, array in one.inputs.items():
+            assert other.inputs[name].stride() == array.stride()
+            assert torch.equal(other.inputs[name], array)
+            assert other.inputs[name].data_ptr() != array.data_ptr()
+        (dx,) = other.outputs.values()
+        assert dx.stride() == one.outputs["dx"].stride()
+        assert dx.isnan().all()
+
+
+def in_chains(monkeypatch):
+    """Chains of three on the CPU, by a clock that says 0.5 ms."""
+
+    def samples(calls, effort):
+        for call in calls:
+            call()
+        chained.append(len(calls))
+        return [0.5e-3]
+
+    chained = []
+    monkeypatch.setattr(measure.clocks, "chain_sets", lambda nbytes: 3)
+    monkeypatch.setattr(measure.clocks, "cuda_chain_samples", samples)
+    request = measure.Request(
+        MEAN.category, MEAN.kind, ElementKind.F32, QUICK[0], "cpu", ("ours",), Effort(1, 1)
+    )
+    return replace(request, chain=True), chained
+
+
+def test_a_chain_is_timed_beside_the_row(monkeypatch):
+    request, chained = in_chains(monkeypatch)
+    results = Results({"copy_bandwidth": 10e9})
+    row = results.note(request, measure.measure(request))
+    assert chained == [3]
+    assert row["chain_ms"] == 0.5
+    assert row["chain_share"] == pytest.approx(row["floor_ms"] / 0.5)
+    assert row["share"] == pytest.approx(row["floor_ms"] / row["ms"])
+    lines = session._Lines([], [request])
+    assert lines.heading().endswith("in a row µs  share  variant")
+    assert f"500.0{row['chain_share']:>7.0%}" in lines.line(row)
+    plain = replace(request, chain=False)
+    row = Results({"copy_bandwidth": 10e9}).note(plain, measure.measure(plain))
+    assert (row["chain_ms"], row["chain_share"], chained) == (None, None, [3])
+    assert "in a row" not in session._Lines([], [plain]).heading()
+
+
+def test_a_chain_whose_results_differ_is_an_error(monkeypatch):
+    request, _ = in_chains(monkeypatch)
+    seen = []
+
+    def late(args):
+        if id(args.dx) not in seen:
+            seen.append(id(args.dx))
+        if len(seen) == 3:  # the last set alone
+            args.dx[0, 0] += 1
+
+    break_launches(monkeypatch, late)
+    found = measure.measure(request)["ours"]
+    assert found["error"] == "wrong: dx differs where launches follow one another"
 
 
 def some_results(path, **changes):
@@ -513,6 +732,34 @@ def test_the_table_is_made_from_the_results(tmp_path):
     assert "bound launch 5.0 µs" in text
     assert "A plain copy, by the same clock: 80 % at 64 MiB, 98 % at 1024 MiB" in text
     assert not any(line != line.rstrip() for line in lines)
+
+
+def with_chains(path, factor=1.0):
+    """The same results, with times of launches that follow one another."""
+    found = json.loads(some_results(path).read_text())
+    for row in found["rows"]:
+        row["chain_ms"] = 0.9 * factor * row["ms"]
+        row["chain_share"] = row["floor_ms"] / row["chain_ms"]
+    found["rows"][2]["floor_ms"] = 0.1  # not short
+    found["copies_chain_ms"] = {"64": 0.016, "1024": 0.256}
+    path.write_text(json.dumps(found))
+    return path
+
+
+def test_the_table_tells_of_launches_one_after_the_other(tmp_path):
+    assert "one after the other" not in markdown.markdown([some_results(tmp_path / "a.json")])
+    text = markdown.markdown([with_chains(tmp_path / "a.json")])
+    lines = text.splitlines()
+    title = "bf16, one launch after the other, where the floor is below 100 µs: share"
+    table = lines[lines.index(title) + 2 :][:5]
+    assert table == [
+        "| gradient | rows | zipf |",
+        "| --- | ---: | ---: |",
+        "| softmax | 89 % |  |",
+        "| cumsum | 56 % |  |",
+        "| embedding |  | 22 % |",
+    ]
+    assert "- Plain copies one after the other: 100 % at 64 MiB, 100 % at 1024 MiB." in lines
 
 
 def test_the_table_goes_between_its_markers(tmp_path):
@@ -647,6 +894,25 @@ def test_what_moved_is_shown(tmp_path, capsys):
     verdicts = [change["verdict"] for change in moved["changes"]]
     assert verdicts == ["slower", "slower", "same", "faster"]
     assert "What moved" in captured.err
+
+
+def test_what_moved_one_after_the_other_is_shown_beside(tmp_path, capsys):
+    old, new = with_chains(tmp_path / "old.json"), with_chains(tmp_path / "new.json", 1.1)
+    argv = ["bench", "--from", str(new), "--against", str(old)]
+    assert cli.main(argv) == 0  # by the first clock nothing moved
+    shown = capsys.readouterr().out
+    assert "What moved" not in shown
+    assert "one after the other × 1.100 in that of 4" in shown
+    found = json.loads(new.read_text())
+    found["rows"][0]["ms"] *= 2
+    new.write_text(json.dumps(found))
+    assert cli.main([*argv, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    changes = json.loads(captured.out)["against"]["changes"]
+    assert [change["chain_change"] for change in changes] == pytest.approx([0.1] * 4)
+    (line,) = [line for line in captured.err.splitlines() if "+100.0%" in line]
+    assert "slower" in line
+    assert "+10.0%" in line
 
 
 def test_a_change_within_the_spread_of_a_row_is_none(tmp_path):

@@ -4,21 +4,27 @@ elements than 32 bits count."""
 from __future__ import annotations
 
 import gc
-import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import gradplan as gp
-from covering import SPECS, covering, large, problems
-from gradplan import cases
-from gradplan.backends.gpu import launch, programs, table
-from gradplan.cases import Case, Layout
-from gradplan.registry import ELEMENTS, Engine
-from jobs import (
-    gpu,
+from covering import (
+    SPECS,
+    covering,
+    held,
+    held_table,
+    large,
+    problems,
+    small_table,
+    walked_or_held,
+    walked_table,
 )
+from gradplan import cases
+from gradplan.backends.gpu import launch, table
+from gradplan.cases import Layout
+from gradplan.registry import ELEMENTS, Engine
+from jobs import gpu
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -49,31 +55,17 @@ def check(some):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
-@pytest.fixture
-def small_table():
-    """The interpreter's thresholds on the GPU: small shapes meet every variant."""
-
-    def use(waits):
-        small = table.table_of("interpreter")
-        if not waits:
-            never = (("", 0, 1, 0, 1),)
-            small = replace(small, lag=0, scan_lag=0, chained=never, chained_many=never)
-        return table.using(launch.device_arch(0), small)
-
-    return use
-
-
 @gpu
 @pytest.mark.parametrize("waits", [False, True], ids=["split", "waiting"])
 @problems()
-def test_covering_cases_with_small_tiles(spec, element, waits, small_table, complete):
+def test_covering_cases_with_small_tiles(spec, element, waits, complete):
     """Every data and option in some variant; large shapes meet them all, so elements take turns."""
     if not complete and element is not ELEMENTS[SPECS.index(spec) % len(ELEMENTS)]:
         pytest.skip("another element has its turn")
     if not waits and spec.engine not in (Engine.ROW_STATE, Engine.RECURRENCE):
         pytest.skip("no program of it waits for another")
     missed = []
-    with small_table(waits):
+    with table.using(launch.device_arch(0), small_table(waits)):
         for problem in covering(spec, element):
             problem.run("cuda")
             plan = problem.plan("cuda")
@@ -83,63 +75,17 @@ def test_covering_cases_with_small_tiles(spec, element, waits, small_table, comp
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
-# What programs that stay can hold, in tiles so small that rows of these have many of them: full
-# tiles and others, and rows enough for every program to take several.
-HELD = [
-    ((60, 4096), (1,)),
-    ((3, 3008), (1,)),
-    ((192, 384), (0,)),
-    ((2, 200, 80), (1,)),
-    ((240, 16), (0,)),
-    ((1600, 128), (0,)),  # more parts than programs, and than are heard at a time
-    ((4416, 64), (0,)),
-]
-
-
 @gpu
 @problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
 def test_held_rows_in_small_parts(spec, element):
     """All data and layouts that are held, in parts as small as four warps take, on few programs;
     more parts of a row than programs too."""
-    small = replace(
-        table.table_of("sm_90"),
-        fill=144,
-        resident_words=64,
-        cluster=0,
-        held_rows=(("prod", 2048, 4, 1024, 4), ("", 1024, 4, 512, 4)),
-        held_columns=(("", 2048, 4, 1024, 4),),
-    )
-    missed, met, more = [], set(), False
-    with table.using(launch.device_arch(0), small):
-        for k, (shape, axes) in enumerate(HELD):
-            for (fields, without), data in itertools.product(
-                cases.options_of(spec, element), cases.data_of(spec)
-            ):
-                desc = cases.describe(spec, element, shape, axes, **fields)
-                case = Case(desc=desc, data=data, without=without, seed=k)
-                program = programs.choose(desc, cases.strides_of(case), small)
-                if program.variant == "held":
-                    fixed = dict(program.steps[-1].constants)
-                    met.add((program.layout, fixed["FULL"]))
-                    more |= fixed["MORE"]
-                    outcome = cases.run_plan(case, "cuda")
-                    if not outcome.ok:
-                        missed.append(str(outcome))
-    assert len(met) == 4
-    assert more
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
-
-
-# Scans of parts in shared memory: rows and strips enough for nine programs or eighteen, and fewer;
-# parts that are full and others.
-WALKED = [
-    ((18, 4096), (1,)),
-    ((27, 3088), (1,)),
-    ((5, 40_960), (1,)),
-    ((2, 80_016), (1,)),
-    ((512, 576), (0,)),
-    ((2, 400, 560), (1,)),
-]
+    some = list(held(spec, element))
+    fixed = [(program.layout, dict(program.steps[-1].constants)) for _, program in some]
+    assert len({(layout, constants["FULL"]) for layout, constants in fixed}) == 4
+    assert any(constants["MORE"] for _, constants in fixed)
+    with table.using(launch.device_arch(0), held_table()):
+        check(case for case, _ in some)
 
 
 @gpu
@@ -147,37 +93,14 @@ WALKED = [
 def test_scans_of_small_parts_in_shared_memory(spec, element):
     """All data and options that are walked or held, on few programs, so that there are many waves
     and rounds; rows begin and end within a wave."""
-    few = ("cumsum", "cumprod", "log_cumsum_exp")
-    sizes = (*((kind, 512, 2, 512, 2) for kind in few), ("", 2048, 2, 2048, 2))
-    strips = (*((kind, 2048, 2, 1024, 2) for kind in few), ("", 4096, 2, 2048, 2))
-    held = (*((kind, 2048, 8, 1024, 4) for kind in few), ("", 8192, 8, 4096, 4))
-    small = replace(
-        table.table_of("sm_90"),
-        fill=18,
-        walked_rows=sizes,
-        walked_from=(),
-        walked_columns=strips,
-        walked_strips=strips,
-        walked_axis=1,
-        held_scans=held,
-    )
-    missed, met = [], set()
-    with table.using(launch.device_arch(0), small):
-        for k, (shape, axes) in enumerate(WALKED):
-            for (fields, without), data in itertools.product(
-                cases.options_of(spec, element), cases.data_of(spec)
-            ):
-                desc = cases.describe(spec, element, shape, axes, **fields)
-                case = Case(desc=desc, data=data, without=without, seed=k)
-                program = programs.choose(desc, cases.strides_of(case), small)
-                if program.variant.startswith(("walked", "held")):
-                    fixed = dict(program.steps[-1].constants)
-                    met.add((program.variant.split("_")[0], program.layout, fixed["FULL"]))
-                    outcome = cases.run_plan(case, "cuda")
-                    if not outcome.ok:
-                        missed.append(str(outcome))
+    some = list(walked_or_held(spec, element))
+    met = {
+        (program.variant.split("_")[0], program.layout, dict(program.steps[-1].constants)["FULL"])
+        for _, program in some
+    }
     assert len(met) == 6
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+    with table.using(launch.device_arch(0), walked_table()):
+        check(case for case, _ in some)
 
 
 @gpu

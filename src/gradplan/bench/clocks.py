@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ __all__ = [
     "Effort",
     "Others",
     "Timing",
+    "chain_sets",
     "cpu_copy_bandwidth",
     "cpu_samples",
+    "cuda_chain_samples",
     "cuda_copies",
+    "cuda_copies_chained",
     "cuda_copy_bandwidth",
     "cuda_copy_s",
     "cuda_samples",
@@ -42,6 +46,13 @@ _COPY_ELEMENTS = 4 * 2048 * 2048
 _FLUSH_BYTES = 256 << 20
 _COPY_BYTES = 1 << 30
 _COPIES_MIB = (64, 128, 192, 256, 384, 512, 1024)
+
+# Launches one after the other go round sets of arrays: when a set comes again, several times the
+# L2 has been read and written since.
+_CHAIN_BYTES = 512 << 20
+_CHAIN_SETS = (2, 64)
+_CHAIN_LAUNCHES = 256
+_CHAIN_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -193,6 +204,43 @@ def cuda_samples(call: Call, effort: Effort) -> list[float]:
     return repeat(count)
 
 
+def chain_sets(nbytes: int) -> int:
+    """How many sets of so many bytes a chain of launches goes round; 0 where the L2 would hold
+    all that there may be."""
+    fewest, most = _CHAIN_SETS
+    count = min(most, max(fewest, -(-_CHAIN_BYTES // max(nbytes, 1))))
+    return count if count * nbytes >= _FLUSH_BYTES else 0
+
+
+def cuda_chain_samples(calls: Sequence[Call], effort: Effort) -> list[float]:
+    """Seconds a call on the device where they follow one another, taking turns, by events around
+    them all.
+
+    What it costs to begin and to end, which `cuda_samples` counts in full, is shared by all calls
+    or hidden behind the one before. While a buffer is written the host gets ahead.
+    """
+    torch = needed("torch")
+    flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+
+    def chain(count: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(8):
+            flush.zero_()
+        begin.record()
+        for k in range(count):
+            calls[k % len(calls)]()
+        end.record()
+        torch.cuda.synchronize()
+        return float(1e-3 * begin.elapsed_time(end) / count)
+
+    one = chain(len(calls))  # each for the first time
+    share = replace(effort, time_ms=effort.time_ms / (2 * _CHAIN_REPEATS))
+    rounds = -(-share.count(1e3 * one, fewest=1, most=_CHAIN_LAUNCHES) // len(calls))
+    count = rounds * len(calls)
+    chain(count)  # the clocks of the device settle
+    return [chain(count) for _ in range(_CHAIN_REPEATS if effort.repeats is None else 1)]
+
+
 def wall_samples(call: Call, wait: Callable[[object], object], effort: Effort) -> list[float]:
     """Seconds a call by the wall clock, over batches of calls that are waited for at their end."""
 
@@ -227,3 +275,15 @@ def cuda_copy_bandwidth(device: str = "cuda") -> float:
 def cuda_copies() -> dict[str, float]:
     """Milliseconds of copies that move so many MiB: what launching takes shows in short ones."""
     return {str(mib): 1e3 * cuda_copy_s(mib << 20) for mib in _COPIES_MIB}
+
+
+def cuda_copies_chained() -> dict[str, float]:
+    """Milliseconds of the same copies, one after the other."""
+    torch = needed("torch")
+    made = {}
+    for mib in _COPIES_MIB:
+        nbytes = mib << 20
+        memory = torch.zeros(chain_sets(nbytes), 2, nbytes // 2, dtype=torch.int8, device="cuda")
+        calls = [partial(target.copy_, source) for target, source in memory]
+        made[str(mib)] = 1e3 * statistics.median(cuda_chain_samples(calls, Effort(time_ms=20.0)))
+    return made

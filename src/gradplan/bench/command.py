@@ -27,7 +27,7 @@ from .compare import Comparison, compare, show
 from .lazy import needed
 from .markdown import markdown, replaced
 from .measure import OURS, Request
-from .peers import PEERS, available
+from .peers import PEERS, available, published
 from .results import STDOUT, finite, read, write
 from .session import Session
 from .workloads import LAYOUTS, Workload, custom, defaults, read_cases
@@ -35,7 +35,7 @@ from .workloads import LAYOUTS, Workload, custom, defaults, read_cases
 __all__ = ["add_parser"]
 
 _QUICK = Effort(time_ms=2.0, repeats=3)
-_NO_PEER = "none"
+_NO_PEER, _PUBLISHED = "none", "published"
 
 
 def add_parser(commands: Any) -> None:
@@ -74,10 +74,10 @@ def add_parser(commands: Any) -> None:
     rows.add_argument(
         "--peer",
         **several,
-        choices=[*PEERS, _NO_PEER],
+        choices=[*PEERS, _NO_PEER, _PUBLISHED],
         metavar="PEER",
-        help=f"whom to compare with: {', '.join(PEERS)} or none (default: all that are installed; "
-        "cpu: torch)",
+        help=f"whom to compare with: {', '.join(PEERS)}, none, or published: those of the README's "
+        "tables, row by row (default: all that are installed; cpu: torch)",
     )
     rows.add_argument("--no-host", action="store_true", help="leave out the cost of calls")
     effort = parser.add_argument_group("how long")
@@ -92,6 +92,12 @@ def add_parser(commands: Any) -> None:
         default=60.0,
         metavar="SECONDS",
         help="for a peer to compile and run one row (default: 60)",
+    )
+    effort.add_argument(
+        "--prepare",
+        type=positive,
+        metavar="N",
+        help="first compile all rows in N processes at once, on a GPU: nothing is timed meanwhile",
     )
     effort.add_argument(
         "--stop-after", type=float, metavar="SECONDS", help="end in good order by then"
@@ -210,6 +216,8 @@ def _measure(options: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """(the results, the exit code)."""
     if options.resume and options.json in (None, STDOUT):
         raise InvalidProblem("--resume goes on with a file: name it with --json")
+    if options.prepare and (options.in_process or options.device == "cpu"):
+        raise InvalidProblem("--prepare compiles for a GPU, in processes of its own")
     needed("torch")
     peers = _peers(options)
     requests = list(_requests(options, peers))
@@ -241,6 +249,8 @@ def _peers(options: argparse.Namespace) -> list[str]:
         return ["torch"] if options.device == "cpu" else available()
     if _NO_PEER in asked:
         return []
+    if _PUBLISHED in asked:
+        return [name for name in available() if name in ("torch", "compile", "jax")]
     for name in asked:
         needed(PEERS[name].module)
     return [name for name in PEERS if name in asked]
@@ -259,13 +269,23 @@ def _requests(options: argparse.Namespace, peers: Sequence[str]) -> Iterator[Req
     effort = _QUICK if options.quick else Effort(options.time)
     if options.repeats:
         effort = replace(effort, repeats=options.repeats)
-    names = (OURS, *peers)
     for case in _cases(options):
         for spec in specs:
             if case.reach.holds(spec):
                 for element in elements:
+                    some = peers
+                    if _PUBLISHED in (options.peer or ()):
+                        of_row = published(spec.kind.value, element, case)
+                        some = [name for name in peers if name in of_row]
                     yield Request(
-                        spec.category, spec.kind, element, case, options.device, names, effort
+                        spec.category,
+                        spec.kind,
+                        element,
+                        case,
+                        options.device,
+                        (OURS, *some),
+                        effort,
+                        chain=options.device != "cpu",
                     )
 
 

@@ -27,6 +27,8 @@ class Change:
     before: float
     after: float
     noise: float
+    chain: tuple[float, float] | None = None
+    """The times where launches follow one another, if both runs have them."""
 
     @property
     def change(self) -> float:
@@ -39,9 +41,14 @@ class Change:
             return "same"
         return "slower" if self.change > 0 else "faster"
 
+    @property
+    def chain_change(self) -> float | None:
+        return None if self.chain is None else self.chain[1] / self.chain[0] - 1
+
     def plain(self) -> dict[str, Any]:
         told = {"before_ms": self.before, "after_ms": self.after, "change": self.change}
-        return {**{key: self.row[key] for key in _KEY}, **told, "verdict": self.verdict}
+        more = {"verdict": self.verdict, "chain_change": self.chain_change}
+        return {**{key: self.row[key] for key in _KEY}, **told, **more}
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def compare(before: dict[str, Any], after: Sequence[dict[str, Any]], noise: floa
     new = {_key(row): row for run in after for row in run["rows"]}
     common = [(old[key], row) for key, row in new.items() if key in old]
     changes = [
-        Change(now, was["ms"], now["ms"], max(noise, _spread(was), _spread(now)))
+        Change(now, was["ms"], now["ms"], max(noise, _spread(was), _spread(now)), _chain(was, now))
         for was, now in common
         if was.get("ms") and now.get("ms")
     ]
@@ -91,6 +98,11 @@ def compare(before: dict[str, Any], after: Sequence[dict[str, Any]], noise: floa
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(str(row.get(name)) for name in _KEY)
+
+
+def _chain(was: Row, now: Row) -> tuple[float, float] | None:
+    before, after = was.get("chain_ms"), now.get("chain_ms")
+    return (before, after) if before and after else None
 
 
 def _spread(row: Row) -> float:
@@ -117,12 +129,19 @@ def _notes(before: dict[str, Any], after: Sequence[dict[str, Any]]) -> list[str]
     return list(dict.fromkeys(notes))
 
 
+def _percent(change: float | None) -> str:
+    return "" if change is None else f"{change:+.1%}"
+
+
 def show(moved: Comparison, shown: Console) -> None:
     """A table of what moved, and a sentence for all the rest."""
     some = [one for one in moved.changes if one.verdict != "same"]
     if some:
+        chained = any(one.chain for one in some)
+        beside = ("one after the other",) if chained else ()
         right = ("before", "now", "change")
-        table = new_table("What moved", "kind", "", "case", *right, "", right=right)
+        headings = ("kind", "", "case", *right, "", *beside)
+        table = new_table("What moved", *headings, right=(*right, *beside))
         # The worst and the best: of a long list the middle is left out.
         listed = some if len(some) <= _SHOWN else some[: _SHOWN // 2] + some[-_SHOWN // 2 :]
         for one in listed:
@@ -132,8 +151,9 @@ def show(moved: Comparison, shown: Console) -> None:
                 one.row["case"],
                 seconds_text(1e-3 * one.before),
                 seconds_text(1e-3 * one.after),
-                f"{one.change:+.1%}",
+                _percent(one.change),
                 Text(one.verdict, "red" if one.verdict == "slower" else "green"),
+                *([_percent(one.chain_change)] if chained else []),
             )
         shown.print(table)
         if len(listed) < len(some):
@@ -149,6 +169,10 @@ def show(moved: Comparison, shown: Console) -> None:
     if moved.changes:
         mean = geometric_mean(one.after / one.before for one in moved.changes)
         parts[-1] += f"; time × {mean:.3f} in the geometric mean of {len(moved.changes)} rows"
+    chains = [one.chain for one in moved.changes if one.chain]
+    if chains:
+        mean = geometric_mean(after / before for before, after in chains)
+        parts[-1] += f"; one after the other × {mean:.3f} in that of {len(chains)}"
     if moved.added or moved.gone:
         parts.append(f"{moved.added} rows are new and {moved.gone} are gone")
     shown.print(", ".join(parts) + ".", soft_wrap=True)

@@ -22,6 +22,7 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _MAIN = "rows"
 _NO_RESULTS = "No results are committed yet."
 _NOTHING = "–"
+_SHORT_MS = 0.1
 
 Row = dict[str, Any]
 
@@ -62,6 +63,8 @@ def section(found: dict[str, Any]) -> str:
             parts.append(_peers(f"{element}, last axis of {shape}", main, _main_name))
     for element in elements:
         parts += _matrix(element, [row for row in with_axis if row["element"] == element])
+    for element in elements:
+        parts += _chain(element, [row for row in rows if row["element"] == element])
     table = [row for row in rows if row["family"] == "embedding"]
     if table:
         title = "Embedding: rows × columns of the table, number of indices"
@@ -119,6 +122,31 @@ def _matrix(element: str, rows: Sequence[Row]) -> list[str]:
     return [f"{title}\n\n{_table(headings, lines)}"]
 
 
+def _chain(element: str, rows: Sequence[Row]) -> list[str]:
+    """Kinds by cases: the share of short rows where launches follow one another."""
+    rows = [row for row in rows if row.get("chain_share") and row["floor_ms"] < _SHORT_MS]
+    if not rows:
+        return []
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    cells = {(row["kind"], row["case"]): f"{100 * row['chain_share']:.0f} %" for row in rows}
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    lines = [[kind, *(cells.get((kind, case), "") for case in cases)] for kind in kinds]
+    title = (
+        f"{element}, one launch after the other, where the floor is below {1e3 * _SHORT_MS:.0f} µs:"
+        " share"
+    )
+    return [f"{title}\n\n{_table(['gradient', *cases], lines)}"]
+
+
+def _copies(found: dict[str, Any], key: str) -> str:
+    """What share of the floor plain copies reach, by what they move."""
+    shares = (
+        f"{100 * (int(mib) << 20) / found['copy_bandwidth'] * 1e3 / ms:.0f} % at {mib} MiB"
+        for mib, ms in found[key].items()
+    )
+    return ", ".join(shares)
+
+
 def _summary(found: dict[str, Any], rows: list[Row]) -> str:
     lines = [
         f"- Over {PEERS[name].title}: {mean:.1f} × in the geometric mean of {count} rows; least "
@@ -126,13 +154,12 @@ def _summary(found: dict[str, Any], rows: list[Row]) -> str:
         f"{worst['case']})."
         for name, (mean, count, worst) in speedups(rows).items()
     ]
-    copies = found.get("copies_ms")
-    if copies:
-        shares = (
-            f"{100 * (int(mib) << 20) / found['copy_bandwidth'] * 1e3 / ms:.0f} % at {mib} MiB"
-            for mib, ms in copies.items()
-        )
-        lines.append(f"- A plain copy, by the same clock: {', '.join(shares)} read and written.")
+    if found.get("copies_ms"):
+        shares = _copies(found, "copies_ms")
+        lines.append(f"- A plain copy, by the same clock: {shares} read and written.")
+    if found.get("copies_chain_ms"):
+        shares = _copies(found, "copies_chain_ms")
+        lines.append(f"- Plain copies one after the other: {shares}.")
     costs = found["host_us"].values()
     if costs:
         lines.append(

@@ -6,6 +6,7 @@ These functions run in a worker process (`workers`), and take and return plain d
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import warnings
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from .. import functions
 from ..backends import find
 from ..backends.gpu.table import Table, using
 from ..cases import describe
-from ..errors import Unsupported
+from ..errors import KernelFailure, Unsupported
 from ..kinds import ElementKind, Named, OpCategory, SoftmaxKind
 from ..plans import SoftmaxBackwardPlan
 from ..registry import KINDS
@@ -31,10 +32,10 @@ from .clocks import Effort, Timing
 from .lazy import needed, version_of
 from .oracle import check
 from .peers import PEERS, Prepared, tolerance
-from .problems import Problem, build, floor_bytes
-from .workloads import Workload
+from .problems import Problem, build, floor_bytes, posed
+from .workloads import Workload, strides_of
 
-__all__ = ["OURS", "Request", "about", "host", "measure"]
+__all__ = ["OURS", "Request", "about", "host", "measure", "prepare"]
 
 OURS = "ours"
 _PACKAGES = ("torch", "triton", "jax", "numpy", "numba", "flag_gems")
@@ -50,7 +51,8 @@ _HOST_BLOCK_S = 0.002
 class Request:
     """One row, and whom to measure on it: `OURS`, or names of peers.
 
-    Ours is what `preference` asks for, with other thresholds where a `table` is given.
+    Ours is what `preference` asks for, with other thresholds where a `table` is given, and on a
+    GPU timed in a `chain` of launches too where that is asked for.
     """
 
     category: OpCategory
@@ -62,6 +64,7 @@ class Request:
     effort: Effort = field(default_factory=Effort)
     preference: PlanPreference = field(default_factory=PlanPreference)
     table: Table | None = None
+    chain: bool = False
 
 
 class _Wrong(Exception):
@@ -95,6 +98,7 @@ def about(device: str, effort: Effort) -> dict[str, Any]:
         "versions": versions | {"cuda": torch.version.cuda},
         "copy_bandwidth": clocks.cuda_copy_bandwidth(),
         "copies_ms": clocks.cuda_copies(),
+        "copies_chain_ms": clocks.cuda_copies_chained(),
     }
 
 
@@ -162,7 +166,7 @@ def measure(request: Request) -> dict[str, dict[str, Any]]:
 def _measure(problem: Problem, request: Request) -> dict[str, dict[str, Any]]:
     made: dict[str, dict[str, Any]] = {}
     ready: dict[str, Prepared] = {}
-    after: dict[str, Callable[[], None]] = {}
+    after: dict[str, Callable[[], dict[str, Any]]] = {}
     for name in request.names:
         try:
             if name == OURS:
@@ -183,7 +187,7 @@ def _measure(problem: Problem, request: Request) -> dict[str, dict[str, Any]]:
                 made[name]["error"] = _text(error)
     for name, again in after.items():
         try:
-            again()
+            made[name] |= again()
         except Exception as error:
             made[name] = {"error": _text(error)}
     return made
@@ -209,8 +213,9 @@ def _thresholds(request: Request) -> AbstractContextManager[None]:
 
 def _ours(
     problem: Problem, request: Request
-) -> tuple[Prepared, Callable[[], None], dict[str, Any]]:
-    """A bound launch whose result is within its guarantee, and a look at it after the timing."""
+) -> tuple[Prepared, Callable[[], dict[str, Any]], dict[str, Any]]:
+    """A bound launch whose result is within its guarantee, and what is done after the timing: a
+    look at the result, and the time in a chain."""
     torch = needed("torch")
     with _thresholds(request):
         plan = problem.plan(request.preference)
@@ -228,12 +233,28 @@ def _ours(
     kept = {name: output.clone() for name, output in problem.outputs.items()}
     problem.poison()
 
-    def again() -> None:
+    def unchanged(outputs: dict[str, Any], when: str) -> None:
         # What a launch leaves behind in its workspace must not change the next one.
         _synchronize(problem)
-        for name, output in problem.outputs.items():
+        for name, output in outputs.items():
             if not torch.equal(output, kept[name]):
-                raise _Wrong(f"wrong: {name} differs after many launches")
+                raise _Wrong(f"wrong: {name} differs {when}")
+
+    def again() -> dict[str, Any]:
+        unchanged(problem.outputs, "after many launches")
+        count = clocks.chain_sets(problem.nbytes) if request.chain else 0
+        if not count:
+            return {}
+        try:
+            others = [problem.twin() for _ in range(count - 1)]
+            with _thresholds(request):
+                launches = [launch, *(plan.bind(other.args()) for other in others)]
+        except (torch.OutOfMemoryError, KernelFailure):  # no memory: the row stands without it
+            return {}
+        seconds = clocks.cuda_chain_samples(launches, request.effort)
+        for one in (problem, *others):
+            unchanged(one.outputs, "where launches follow one another")
+        return {"chain_ms": 1e3 * median(seconds)}
 
     sku = launch.sku
     about_it = {
@@ -286,6 +307,50 @@ def _time(ready: dict[str, Prepared], request: Request) -> dict[str, Timing]:
 def _waited(prepared: Prepared) -> Callable[[], object]:
     wait = prepared.wait
     return prepared.call if wait is None else lambda: wait(prepared.call())
+
+
+def prepare(request: Request) -> None:
+    """Compile what a row needs, for ours or for the one peer that is named, into caches on disk."""
+    (name,) = request.names
+    if name == OURS:
+        _compile(request)
+    else:
+        _run_once(request, name)
+
+
+def _run_once(request: Request, name: str) -> None:
+    """A peer compiles what it runs."""
+    # As many compilers run side by side as were asked for: each keeps to one core.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch = _settle(request.device)
+    spec = KINDS[request.category, request.kind]
+    problem = build(spec, request.element, request.workload, request.device)
+    prepared = PEERS[name].prepare(problem)
+    with prepared.around():
+        prepared.tensors(prepared.call())
+        _synchronize(problem)
+    del problem, prepared
+    gc.collect()
+    if request.device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def _compile(request: Request) -> None:
+    """The kernels of a row, without its arrays."""
+    from ..backends.gpu.launch import compiled
+
+    backend = find(request.device, request.preference)
+    case = request.workload
+    desc, _ = posed(KINDS[request.category, request.kind], request.element, case)
+    shapes = {operand.name: operand.shape for operand in desc.operands}
+    strides = {
+        name: tuple(0 if n == 1 else step for n, step in zip(shapes[name], steps, strict=True))
+        for name, steps in strides_of(desc, case.layout, case.without).items()
+    }
+    with _thresholds(request):
+        program: Any = backend.prepare(desc, strides)
+    for step in program.steps:
+        compiled(step, 16, int(backend.arch.removeprefix("sm_")))
 
 
 def host(request: Request) -> dict[str, float]:

@@ -16,8 +16,9 @@ from ..kinds import ElementKind, OpCategory
 from .forwards import VIEW_KINDS, forward, jax_forward
 from .lazy import installed, needed
 from .problems import Problem
+from .workloads import Reach, Workload
 
-__all__ = ["PEERS", "Peer", "Prepared", "available", "tolerance"]
+__all__ = ["PEERS", "Peer", "Prepared", "available", "published", "tolerance"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Peer:
     title: str
     module: str
     prepare: Callable[[Problem], Prepared]
+    compiles: bool = False
 
 
 def tolerance(element: ElementKind) -> float:
@@ -154,11 +156,32 @@ PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer("torch", "PyTorch eager", "torch", _torch),
-        Peer("compile", "torch.compile", "torch", _compile),
-        Peer("jax", "JAX", "jax", _jax),
+        Peer("compile", "torch.compile", "torch", _compile, compiles=True),
+        Peer("jax", "JAX", "jax", _jax, compiles=True),
         Peer("flaggems", "FlagGems", "flag_gems", _flag_gems),
     )
 }
+
+
+# Kinds whose strided axes and long rows are compiled by torch too: the others take minutes, or do
+# not compile.
+_COMPILED_EVERYWHERE = ("softmax", "log_softmax", "cumsum")
+
+
+def published(kind: str, element: ElementKind, workload: Workload) -> tuple[str, ...]:
+    """Whom the tables of the README compare with, row by row: all on the main shapes of bf16, of
+    the other elements PyTorch on the first of them."""
+    main = workload.name == ("flat" if kind == "lerp" else "rows")
+    if element is not ElementKind.BF16:
+        return ("torch",) if main else ()
+    if main:
+        return ("torch", "compile", "jax")
+    if workload.reach is Reach.EMBEDDING:
+        return ("torch", "compile")
+    if workload.name in ("columns", "long"):
+        some = kind in _COMPILED_EVERYWHERE
+        return ("torch", "compile", "jax") if some else ("torch", "jax")
+    return ()
 
 
 def available() -> list[str]:

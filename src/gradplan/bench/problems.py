@@ -6,7 +6,7 @@ what torch's own forward saves, in the element, so ours and torch start from the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Any
 
@@ -21,7 +21,7 @@ from .forwards import LERP_WEIGHT, forward
 from .lazy import needed
 from .workloads import SLICE_START, Draw, Workload, memory_order
 
-__all__ = ["FAMILIES", "Problem", "build", "dtype_of", "floor_bytes", "question"]
+__all__ = ["FAMILIES", "Problem", "build", "dtype_of", "floor_bytes", "posed", "question"]
 
 FAMILIES: dict[OpCategory, tuple[Any, Any]] = {
     OpCategory.SOFTMAX: (plans.SoftmaxBackwardPlan, arguments.SoftmaxBackwardArgs),
@@ -59,6 +59,14 @@ def question(
         return describe(spec, element, shape, (), param=LERP_WEIGHT), {"weight": LERP_WEIGHT}
     desc = describe(spec, element, (*shape, table), (), accumulate=False)
     return desc, {"num_embeddings": table}
+
+
+def posed(spec: KindSpec, element: ElementKind, workload: Workload) -> tuple[Any, dict[str, Any]]:
+    """The question of a case, likewise."""
+    if spec.category is OpCategory.EMBEDDING:
+        rows, dim, count = workload.shape
+        return question(spec, (count, dim), 0, element, rows)
+    return question(spec, workload.shape, workload.axis, element)
 
 
 def floor_bytes(desc: Any, without: tuple[str, ...] = ()) -> int:
@@ -125,6 +133,23 @@ class Problem:
             return [self.x]
         return [_place(draw.normal(shape, element), layout) for _ in range(count)]
 
+    @property
+    def nbytes(self) -> int:
+        """Of all arrays, without what lies between their elements."""
+        arrays = (*self.inputs.values(), *self.outputs.values())
+        return sum(array.numel() * array.element_size() for array in arrays)
+
+    def twin(self) -> Problem:
+        """The same in arrays of its own, which lie alike; the outputs hold NaN."""
+
+        def apart(arrays: dict[str, Any]) -> dict[str, Any]:
+            layout = self.workload.layout
+            return {name: _place(array.clone(), layout) for name, array in arrays.items()}
+
+        made = replace(self, inputs=apart(self.inputs), outputs=apart(self.outputs))
+        made.poison()
+        return made
+
     def poison(self) -> None:
         """Fill the outputs with NaN: an element nobody writes shows."""
         for output in self.outputs.values():
@@ -138,13 +163,12 @@ def build(spec: KindSpec, element: ElementKind, workload: Workload, device: str)
     draw = _Draws(device, seed)
     inputs: dict[str, Any] = {}
     x = None
+    desc, keywords = posed(spec, element, workload)
     if spec.category is OpCategory.EMBEDDING:
         rows, dim, count = workload.shape
-        desc, keywords = question(spec, (count, dim), 0, element, rows)
         inputs["dout"] = draw.normal((count, dim), element)
         inputs["indices"] = draw.indices(workload.draw, count, rows)
     else:
-        desc, keywords = question(spec, workload.shape, workload.axis, element)
         (shape,) = {op.shape for op in desc.operands if op.name == "dy"}
         inputs["dy"] = _place(draw.normal(shape, element), workload.layout)
         if spec.x is not Need.NO or spec.y is not Need.NO:

@@ -4,7 +4,9 @@
 row names its kind as the registry does. Times are in ms, `copy_bandwidth` in bytes per second
 read and written, `share` is floor / time. On a GPU `copies_ms` tells how long plain copies take
 that move so many MiB. `ms` is null where there is no time to tell: "error", or a peer's "note",
-says why.
+says why. `chain_ms`, `chain_share` and `copies_chain_ms` are the same for launches that follow one
+another, each on arrays that are in no cache any more; there are none on a CPU, nor where a row is
+too small.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ STDOUT = Path("-")
 # On a busy CPU torch's threads wait for each other by whole time slices: every speed-up is a lie.
 _BUSY_CORES = 0.25
 _TIMES = ("ms", "ms_min", "ms_p20", "ms_p80", "repeats")
+_SHARES = ("share", "chain_ms", "chain_share")
 
 
 @dataclass
@@ -80,8 +83,8 @@ class Results:
             if key.items() <= row.items():
                 return row
         nothing = {"variant": None, "floor_bytes": None, "floor_ms": None}
-        times = dict.fromkeys(_TIMES)
-        row = {**key, **nothing, **times, "share": None, "error": None, "peers": {}}
+        times = dict.fromkeys((*_TIMES, *_SHARES))
+        row = {**key, **nothing, **times, "error": None, "peers": {}}
         self.rows.append(row)
         return row
 
@@ -99,13 +102,15 @@ class Results:
         row = self.row(request)
         for name, found in made.items():
             if name == OURS:
-                row |= dict.fromkeys(_TIMES) | {"share": None, "error": None} | found
+                row |= dict.fromkeys((*_TIMES, *_SHARES)) | found
                 row["error"] = found.get("error")
                 if row["error"]:
                     row |= dict.fromkeys(_TIMES)
                 elif row["ms"]:
                     row["floor_ms"] = 1e3 * row["floor_bytes"] / self.about["copy_bandwidth"]
                     row["share"] = row["floor_ms"] / row["ms"]
+                    if row["chain_ms"]:
+                        row["chain_share"] = row["floor_ms"] / row["chain_ms"]
             else:
                 error = found.get("error")
                 timing = {key: None if error else found.get(key) for key in _TIMES}

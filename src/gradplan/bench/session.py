@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -38,7 +42,10 @@ class Session:
     def __post_init__(self) -> None:
         self.begin = time.monotonic()
         self.failed = self.stopped = False
+        self._kept: tempfile.TemporaryDirectory[str] | None = None
         options = self.options
+        if options.prepare and "jax" in self.peers:
+            self._keep_compiled()
         here = Here() if options.in_process else None
         self.workers = {OURS: here or Apart()}
         for name in self.peers:
@@ -46,9 +53,19 @@ class Session:
             shared = name == "torch" and options.device == "cpu"
             self.workers[name] = here or (self.workers[OURS] if shared else Apart())
 
+    def _keep_compiled(self) -> None:
+        """Let JAX keep what it compiles where its next process finds it, as the others do."""
+        self._kept = tempfile.TemporaryDirectory(prefix="gradplan-jax-")
+        # Whoever has a place for it already is left alone.
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", self._kept.name)
+        for name in ("MIN_COMPILE_TIME_SECS", "MIN_ENTRY_SIZE_BYTES"):
+            os.environ.setdefault(f"JAX_PERSISTENT_CACHE_{name}", "0")
+
     def close(self) -> None:
         for worker in self.workers.values():
             worker.close()
+        if self._kept is not None:
+            self._kept.cleanup()
 
     def run(self, requests: Sequence[Request]) -> Results:
         """Measure every request, and tell how it went."""
@@ -62,12 +79,66 @@ class Session:
         results = Results(about, path)
         if options.resume and path is not None:
             results = Results.resumed(about, path)
+        if options.prepare:
+            self._prepare(results, requests)
         done = self._rows(results, requests)
         if not options.no_host:
             self._host(results, requests)
         self._sum_up(results, done)
         self.failed = any(row["error"] for row in done)
         return results
+
+    def _prepare(self, results: Results, requests: Sequence[Request]) -> None:
+        """Compile what is not measured yet, in many processes; peers first, who take longest."""
+        jobs = deque(
+            sorted(
+                (
+                    replace(request, names=(name,))
+                    for request in requests
+                    for name in results.todo(request)
+                    if name == OURS or PEERS[name].compiles
+                ),
+                key=lambda job: [*PEERS, OURS].index(job.names[0]),
+            )
+        )
+        begin, count = time.monotonic(), len(jobs)
+        with progress() as bars, ThreadPoolExecutor(self.options.prepare) as pool:
+            bar = bars.add_task("compiling", total=count)
+            turns = range(min(self.options.prepare, count))
+            for _ in pool.map(lambda _: self._compile(jobs, lambda: bars.advance(bar)), turns):
+                pass
+        took = time.monotonic() - begin
+        self.console.print(f"compiled for {count} rows in {took:.0f} s", highlight=False)
+
+    def _compile(self, jobs: deque[Request], done: Callable[[], None]) -> None:
+        """Do jobs while there are any, in one process."""
+        worker = Apart()
+        try:
+            while jobs and self._left_s() > 0:
+                try:
+                    job = jobs.popleft()
+                except IndexError:  # another took the last
+                    return
+                (name,) = job.names
+                # Many share the machine: what takes its time may take it twice.
+                given_s = _OURS_LIMIT_S if name == OURS else 2 * self.options.peer_limit
+                if (name, job.kind.value) not in self.gave_up:
+                    try:
+                        worker.ask("prepare", job, limit_s=min(given_s, self._left_s()))
+                    except TookTooLong:
+                        if name != OURS and given_s <= self._left_s():
+                            self._give_up(name, job, given_s)
+                    except Exception:  # said where the row is measured
+                        pass
+                done()
+        finally:
+            worker.close()
+
+    def _give_up(self, name: str, request: Request, limit_s: float) -> str:
+        """A compiler that does not end for one shape seldom ends for the next."""
+        text = f"did not compile and run in {limit_s:.0f} s"
+        self.gave_up[name, request.kind.value] = f"{text} ({request.workload.name})"
+        return text
 
     def _left_s(self) -> float:
         limit = self.options.stop_after
@@ -107,7 +178,8 @@ class Session:
         kind, worker = request.kind.value, self.workers[names[0]]
         limit_s = self.options.peer_limit if OURS not in names else _OURS_LIMIT_S
         if OURS not in names and (reason := self.gave_up.get((names[0], kind))):
-            return {names[0]: {"error": f"not tried: {reason}"}}
+            tried = reason.endswith(f"({request.workload.name})")
+            return {names[0]: {"error": reason if tried else f"not tried: {reason}"}}
         try:
             made: dict[str, dict[str, Any]] = worker.ask(
                 "measure", replace(request, names=names), limit_s=min(limit_s, self._left_s())
@@ -116,11 +188,7 @@ class Session:
         except TookTooLong:
             if limit_s > self._left_s():  # the end of the run, not the peer's fault
                 return {}
-            text = f"did not compile and run in {limit_s:.0f} s"
-            for name in names:
-                # A compiler that does not end for one shape seldom ends for the next.
-                self.gave_up[name, kind] = f"{text} ({request.workload.name})"
-            return {name: {"error": text} for name in names}
+            return {name: {"error": self._give_up(name, request, limit_s)} for name in names}
         except Exception as error:
             return {name: {"error": str(error)[:300]} for name in names}
 
@@ -189,25 +257,30 @@ class _Lines:
 
     def __init__(self, peers: Sequence[str], requests: Sequence[Request]) -> None:
         self._peers = peers
+        self._chain = any(request.chain for request in requests)
         self._case = max(len("case"), *(len(request.workload.name) for request in requests))
         self._kind = max(len("kind"), *(len(request.kind.value) for request in requests))
 
     def heading(self) -> str:
         peers = "".join(f"{name + ' µs':>14}{'×':>9}" for name in self._peers)
+        chain = f"{'in a row µs':>13}{'share':>7}" if self._chain else ""
         return (
             f"{'kind':<{self._kind}}  {'':<4}  {'case':<{self._case}}{'floor µs':>11}"
-            f"{'ours µs':>11}{'share':>7}{peers}  variant"
+            f"{'ours µs':>11}{'share':>7}{chain}{peers}  variant"
         )
 
     def line(self, row: dict[str, Any]) -> str:
         head = f"{row['kind']:<{self._kind}}  {row['element']:<4}  {row['case']:<{self._case}}"
+        chain = f"{'':>20}" if self._chain else ""
         if row["error"]:
-            ours, end = f"{'':>11}{'':>11}{'':>7}", f"[red]{escape(row['error'])}[/]"
+            ours, end = f"{'':>29}{chain}", f"[red]{escape(row['error'])}[/]"
         elif row["ms"] is None:
-            ours, end = f"{'':>11}{'':>11}{'':>7}", ""
+            ours, end = f"{'':>29}{chain}", ""
         else:
             floor, time_us = 1e3 * row["floor_ms"], 1e3 * row["ms"]
-            ours = f"{floor:>11.1f}{time_us:>11.1f}{row['share']:>7.0%}"
+            if self._chain and row.get("chain_ms"):
+                chain = f"{1e3 * row['chain_ms']:>13.1f}{row['chain_share']:>7.0%}"
+            ours = f"{floor:>11.1f}{time_us:>11.1f}{row['share']:>7.0%}{chain}"
             end = escape(row["variant"])
         peers, notes = "", []
         for name in self._peers:

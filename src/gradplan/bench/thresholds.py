@@ -17,7 +17,7 @@ from ..backends.gpu.table import Lines, Table, using
 from ..geometry import c_strides
 from ..kinds import ElementKind, OpCategory
 from ..registry import KINDS, KindSpec
-from .problems import question
+from .problems import posed
 from .workloads import Draw, Workload, custom
 
 __all__ = ["FIELDS", "Probe", "Question", "questions", "steps_of"]
@@ -410,11 +410,7 @@ def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Ques
 def steps_of(probe: Probe, arch: str, table: Table) -> tuple[Step, ...]:
     """What a table launches for a problem: where two agree, there is nothing to compare."""
     case = probe.workload
-    if probe.spec.category is OpCategory.EMBEDDING:
-        rows, dim, count = case.shape
-        desc, _ = question(probe.spec, (count, dim), 0, probe.element, rows)
-    else:
-        desc, _ = question(probe.spec, case.shape, case.axis, probe.element)
+    desc, _ = posed(probe.spec, probe.element, case)
     strides = {
         op.name: tuple(
             0 if n == 1 else step for n, step in zip(op.shape, c_strides(op.shape), strict=True)

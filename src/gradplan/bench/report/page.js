@@ -81,6 +81,7 @@
     `${row.kind} ${row.element}, ${row.case}`,
     `${shape(row)}${axis(row)}, ${row.layout}`,
     row.ms ? `${time(row.ms)}, ${percent(row.share)} of the floor (${time(row.floor_ms)})` : row.error,
+    row.chain_ms ? `one after the other: ${time(row.chain_ms)}, ${percent(row.chain_share)}` : "",
     row.variant ?? "",
   ].filter(Boolean).join("\n");
 
@@ -347,6 +348,10 @@
       ["layout", row => row.layout, row => row.layout, true],
       ["family", row => row.family, row => words(row.family), true],
     ];
+    if (run().rows.some(row => row.chain_share)) {
+      made.splice(6, 0, ["one after the other", row => row.chain_share ?? null,
+        row => row.chain_share ? `${percent(row.chain_share)}, ${time(row.chain_ms)}` : "–", false]);
+    }
     peersOf(run().rows).forEach((name, k) => {
       const peer = row => row.peers[name];
       made.splice(6 + k, 0, [
