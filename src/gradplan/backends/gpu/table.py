@@ -166,12 +166,14 @@ class Table:
     """Blocks of a digit that are counted together at a time."""
     chunk: int
     """Words of a sorted list that a program sums, a power of two ..."""
-    chunk_more: int
-    """... or entries of later lists ..."""
     chunk_bytes: int
-    """... so many bytes of each ..."""
+    """... so many bytes of each at most ..."""
     together: int
-    """... and so many at a time; a power of two, no larger than those."""
+    """... and so many at a time; a power of two, no larger than the chunk."""
+    chunk_more: int
+    """The same of the entries of later lists: so many at most ..."""
+    chunk_more_bytes: int
+    together_more: int
     clear_rows: int
     """Rows of an embedding table that a program zeroes ..."""
     clear_columns: int
@@ -406,9 +408,11 @@ _SM_90 = Table(
     sort_bits=9,
     sum_block=1024,
     chunk=128,
-    chunk_more=32,
     chunk_bytes=4096,
     together=8,
+    chunk_more=128,
+    chunk_more_bytes=512,
+    together_more=16,
     clear_rows=8,
     clear_columns=1024,
     join=1024,
@@ -519,9 +523,11 @@ _INTERPRETER = Table(
     sort_bits=2,
     sum_block=4,
     chunk=8,
-    chunk_more=4,
     chunk_bytes=128,
     together=4,
+    chunk_more=8,
+    chunk_more_bytes=64,
+    together_more=2,
     clear_rows=4,
     clear_columns=64,
     join=8,
