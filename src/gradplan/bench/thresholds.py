@@ -381,6 +381,9 @@ FIELDS: dict[str, Ask | str] = {
     "chunk": _on(_LARGE, _SMALL, _SAME),
     "chunk_bytes": _on(_LARGE, _SMALL, _SAME),
     "together": _on(_LARGE, _SMALL, _SAME),
+    "chunk_registers": _on(
+        _LARGE, _SMALL, _SAME, values=lambda now: sorted({64, 80, 96, 128, now})
+    ),
     "chunk_more": _on(_SAME),
     "chunk_more_bytes": _on(_SAME),
     "together_more": _on(_SAME),

@@ -17,7 +17,6 @@ __all__ = ["program", "workspace_bytes"]
 _BOUNDS_BLOCK = 512
 _F64_BYTES = 8
 _WARP_BYTES = 512  # what the threads of a warp load at a time
-_SORTED = 8  # words a thread sorts: the more, the fewer are exchanged between threads
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,11 @@ def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
     n = desc.num_indices
     _, bits = _digits(_sort_bits(desc)[1], table)
     blocks = -(-n // table.sort_block)
+    number = 1 if integer(n).type == "i64" else 2
     words = {
         "words": n,
         "spare": n,
-        "counts": blocks << bits,
+        "counts": -(-(blocks << bits) // number),
         "totals": 1 << bits,
         "marks": 0 if desc.accumulate else desc.num_embeddings,
         "bounds": 2 * desc.num_embeddings if desc.scale_grad_by_freq else 0,
@@ -201,11 +201,11 @@ def _sort(
     desc, table = problem.desc, problem.table
     block = table.sort_block
     blocks = -(-desc.num_indices // block)
-    warps = max(1, block // (32 * _SORTED))
     indices = Pointer("indices", desc.index.value)
     words = [Pointer(WORKSPACE, "i64", places[name]) for name in ("words", "spare")]
-    counts = Pointer(WORKSPACE, "i64", places["counts"])
-    totals = Pointer(WORKSPACE, "i64", places["totals"])
+    number = integer(desc.num_indices).type
+    counts = Pointer(WORKSPACE, number, places["counts"])
+    totals = Pointer(WORKSPACE, number, places["totals"])
     marks = None if desc.accumulate else Pointer(WORKSPACE, "i64", places["marks"])
     t, d = problem.clear_tile if marks else (1, 1)
     tiles = problem.clear_tiles if marks else 0
@@ -233,7 +233,7 @@ def _sort(
                 *numbers,
             ),
             constants=fixed,
-            warps=warps,
+            warps=1,
         )
         yield Step(
             kernel="segments.sum_counts",
@@ -243,7 +243,7 @@ def _sort(
             warps=4,
         )
         yield Step(
-            kernel="segments.move_words",
+            kernel="moves.move_words",
             grid=blocks + end - tile,
             arguments=(
                 ("indices", indices),
@@ -261,12 +261,11 @@ def _sort(
             ),
             constants=(
                 *fixed,
-                ("BLOCK_BITS", (block - 1).bit_length()),
                 ("UNIT", problem.unit),
                 ("T", t),
                 ("D", d),
             ),
-            warps=warps,
+            warps=1,
             alignment=problem.alignment,
             aligned=("table_row", "columns"),
         )
@@ -360,8 +359,7 @@ def _sums(
             ),
             # A thread holds its columns of all entries that are summed at a time.
             warps=max(1, min(4, d * item // _WARP_BYTES)),
-            # Lest the assembler spill one or two; with 128, four programs fit.
-            registers=128 if runs else all_registers(4),
+            registers=table.chunk_registers if first and runs else all_registers(4),
             alignment=problem.alignment,
             aligned=("value_steps", "table_row", "columns"),
         )

@@ -159,7 +159,7 @@ class Table:
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
-    """Indices of an embedding that a program sorts at a time ..."""
+    """Indices of an embedding that a warp sorts at a time, a multiple of 32 ..."""
     sort_bits: int
     """... by at most so many bits."""
     sum_block: int
@@ -169,11 +169,15 @@ class Table:
     chunk_bytes: int
     """... so many bytes of each at most ..."""
     together: int
-    """... and so many at a time; a power of two, no larger than the chunk."""
+    """... so many at a time, a power of two, no larger than the chunk ..."""
+    chunk_registers: int
+    """... by threads of so many registers."""
     chunk_more: int
-    """The same of the entries of later lists: so many at most ..."""
+    """Entries of later lists that a program sums, at most ..."""
     chunk_more_bytes: int
+    """... so many bytes of each at most ..."""
     together_more: int
+    """... and so many at a time."""
     clear_rows: int
     """Rows of an embedding table that a program zeroes ..."""
     clear_columns: int
@@ -404,12 +408,13 @@ _SM_90 = Table(
     ),
     short_lines=(("log_cumsum_exp", 512, 16, 256, 8),),
     thread_words=32,
-    sort_block=1024,
+    sort_block=256,
     sort_bits=9,
     sum_block=1024,
     chunk=128,
-    chunk_bytes=4096,
+    chunk_bytes=2048,
     together=8,
+    chunk_registers=80,
     chunk_more=128,
     chunk_more_bytes=512,
     together_more=16,
@@ -525,6 +530,7 @@ _INTERPRETER = Table(
     chunk=8,
     chunk_bytes=128,
     together=4,
+    chunk_registers=80,
     chunk_more=8,
     chunk_more_bytes=64,
     together_more=2,

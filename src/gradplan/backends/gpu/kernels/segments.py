@@ -3,17 +3,12 @@
 A sort word holds an index's row above its position, so equal rows stay in the order in which they
 came and the sums have one order, whatever runs first. Skipped indices count as one row behind the
 table. The sort is written here because a bound launch may not allocate, which every library sort
-does, and because only the bits that number the table need sorting.
+does, and because only the bits that number the table need sorting; `moves` has its other half.
 
 The sorted words are summed in chunks of equal length, so a row named a million times costs no more
 than a million rows named once. A segment is all words of one row. One that lies within a chunk is
 written at once; what a chunk has of a segment that reaches beyond it becomes an entry of the next,
 much shorter list, which is summed the same way.
-
-Rows that no index names are zeroed while the words are moved, which leaves the memory idle. The
-launch before has left at each named row the position of one of its indices, whichever came last. A
-row is named where the index at that position names it: nobody has to clear the marks, for what
-memory happened to hold cannot pass for one.
 """
 
 import triton
@@ -75,14 +70,14 @@ def count_digits(
     digit = ((word >> low) & ((1 << BITS) - 1)).to(tl.int32)
     found = tl.histogram(digit, 1 << BITS, mask=inside)
     blocks = tl.num_programs(0)
-    tl.store(counts + tl.arange(0, 1 << BITS).to(tl.int64) * blocks + block, found.to(tl.int64))
+    tl.store(counts + tl.arange(0, 1 << BITS).to(tl.int64) * blocks + block, found)
 
 
 @triton.jit
 def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
     """In place: how often a digit occurs in the blocks before; totals[digit]. A program a digit."""
     digit = tl.program_id(0).to(tl.int64)
-    carry = tl.zeros((), tl.int64)
+    carry = tl.zeros((), counts.dtype.element_ty)
     for begin in range(0, blocks, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         inside = place < blocks
@@ -90,109 +85,6 @@ def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
         tl.store(counts + digit * blocks + place, tl.cumsum(own, 0) - own + carry, mask=inside)
         carry += tl.sum(own, 0)
     tl.store(totals + digit, carry)
-
-
-@triton.jit
-def move_words(
-    indices,
-    words,
-    moved,
-    counts,
-    totals,
-    marks,
-    table,
-    index_dims,
-    index_steps,
-    rows,
-    padding,
-    count,
-    low,
-    shift,
-    blocks,
-    tile,
-    table_row,
-    table_column,
-    columns,
-    FIRST: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_BITS: tl.constexpr,
-    UNIT: tl.constexpr,
-    T: tl.constexpr,
-    D: tl.constexpr,
-):
-    """One pass of the radix sort: every word to its place by this digit, in order.
-
-    Programs behind the blocks zero what no index names of tiles of the table, from `tile` on.
-    """
-    block = tl.program_id(0)
-    if block < blocks:
-        move_block(
-            indices, words, moved, counts, totals, block, blocks, index_dims, index_steps, rows,
-            padding, count, low, shift, FIRST, BITS, BLOCK, BLOCK_BITS,
-        )  # fmt: skip
-    elif marks is not None:
-        row, column = tile_at(tile + block - blocks, columns, T, D)
-        there = row < rows
-        position = tl.load(marks + row, mask=there, other=0)
-        # Whatever memory held, it is not read beyond the indices.
-        known = there & (position >= 0) & (position < count)
-        named = row_at(indices, position, known, index_dims, index_steps, rows, padding) == row
-        zero_tile(table, row, column, there & ~named, table_row, table_column, columns, UNIT)
-
-
-@triton.jit
-def move_block(
-    indices,
-    words,
-    moved,
-    counts,
-    totals,
-    block,
-    blocks,
-    index_dims,
-    index_steps,
-    rows,
-    padding,
-    count,
-    low,
-    shift,
-    FIRST: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_BITS: tl.constexpr,
-):
-    """The words of one block to their places."""
-    lane = tl.arange(0, BLOCK)
-    begin = block.to(count.dtype) * BLOCK
-    position = begin + lane
-    inside = position < count
-    if FIRST:
-        word = words_of(indices, position, count, index_dims, index_steps, rows, padding, shift)
-    else:
-        word = tl.load(words + position, mask=inside, other=0)
-    DIGITS: tl.constexpr = 1 << BITS
-    digit = ((word >> low) & (DIGITS - 1)).to(tl.int32)
-    digit = tl.where(inside, digit, DIGITS - 1)  # behind all others of the block
-    one = tl.arange(0, DIGITS)
-    total = tl.load(totals + one)
-    # How often digits occur in the blocks before this one, and before the next.
-    before = counts + one.to(tl.int64) * blocks + block
-    base = tl.load(before)
-    behind = tl.load(before + 1, mask=(one * 0 + block) < blocks - 1, other=0)
-    found = (tl.where(block < blocks - 1, behind, total) - base).to(tl.int32)
-    base += tl.cumsum(total, 0) - total
-    base -= (tl.cumsum(found, 0) - found).to(tl.int64)
-    order = tl.sort((digit << BLOCK_BITS) | lane)
-    source = order & (BLOCK - 1)
-    target = tl.gather(base, order >> BLOCK_BITS, 0) + lane
-    position = begin + source
-    inside = position < count
-    if FIRST:
-        word = words_of(indices, position, count, index_dims, index_steps, rows, padding, shift)
-    else:
-        word = tl.load(words + position, mask=inside, other=0)
-    tl.store(moved + target, word, mask=inside)
 
 
 @triton.jit
