@@ -309,10 +309,12 @@ def _sums(
         first, last = k == 0, k == len(levels) - 1
         each = table.together if first else table.together_more
         item = desc.element.size_bytes if first else _F64_BYTES
-        # What does not lie in runs takes an address an element.
+        # What does not lie in runs takes an address an element, and a quotient in each column
+        # registers of its own.
         runs = problem.alignment > 1
-        wide = table.chunk_bytes if first else table.chunk_more_bytes
-        d = _width(columns, wide // item // (1 if runs else 4), item)
+        bounded = first and runs and not desc.scale_grad_by_freq
+        wide = table.chunk_bytes // (1 if runs else 4) if first else table.chunk_more_bytes
+        d = _width(columns, wide // item, item)
         value_dims: tuple[tuple[str, Argument], ...]
         if first:
             entries, values = words, Pointer("dout", TYPES[desc.element])
@@ -353,13 +355,12 @@ def _sums(
                 ("UNIT", problem.unit),
                 ("ACCUMULATE", desc.accumulate),
                 ("BY_COUNT", desc.scale_grad_by_freq),
-                # A quotient in each column takes registers of its own.
                 ("P", max(1, each // (4 if desc.scale_grad_by_freq else 1))),
                 ("D", d),
             ),
             # A thread holds its columns of all entries that are summed at a time.
             warps=max(1, min(4, d * item // _WARP_BYTES)),
-            registers=table.chunk_registers if first and runs else all_registers(4),
+            registers=table.chunk_registers if bounded else all_registers(4),
             alignment=problem.alignment,
             aligned=("value_steps", "table_row", "columns"),
         )
