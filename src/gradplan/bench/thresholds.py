@@ -379,9 +379,14 @@ FIELDS: dict[str, Ask | str] = {
     "sort_bits": _on(_LARGE, _SMALL, values=lambda now: sorted({4, 6, 8, now})),
     "sum_block": "of no weight: lists with more blocks take long elsewhere",
     "chunk": _on(_LARGE, _SMALL, _SAME),
-    "chunk_more": _on(_SAME),
-    "chunk_bytes": _on(_LARGE, _SMALL, _SAME),
+    "chunk_bytes": _on(_LARGE),
     "together": _on(_LARGE, _SMALL, _SAME),
+    "chunk_registers": _on(
+        _LARGE, _SMALL, _SAME, values=lambda now: sorted({64, 80, 96, 128, now})
+    ),
+    "chunk_more": _on(_SAME),
+    "chunk_more_bytes": _on(_SAME),
+    "together_more": _on(_SAME),
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
     "join": _on(_WIDE_ELEMENTS),

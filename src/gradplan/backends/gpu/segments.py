@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 from ...descriptors import EmbeddingBackwardDescriptor
 from ...errors import Unsupported
@@ -13,8 +14,9 @@ from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
 
-_STARTS_BLOCK = 256
+_BOUNDS_BLOCK = 512
 _F64_BYTES = 8
+_WARP_BYTES = 512  # what the threads of a warp load at a time
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,11 @@ class _Level:
 def _levels(n: int, table: Table) -> list[_Level]:
     # A whole number of those that are loaded at a time; and lists must become shorter.
     levels = [_Level(n, max(table.chunk, table.together))]
-    while levels[-1].chunks > 1:
-        levels.append(_Level(2 * levels[-1].chunks, max(table.chunk_more, table.together, 4)))
+    while (chunks := levels[-1].chunks) > 1:
+        entries, most = 2 * chunks, max(table.chunk_more, table.together_more, 4)
+        # Two lists about as long as each other, if they are no longer than that.
+        even = max(up(isqrt(2 * entries)), table.together_more, 4)
+        levels.append(_Level(entries, most if entries <= most else min(even, most)))
     return levels
 
 
@@ -59,12 +64,14 @@ def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
     n = desc.num_indices
     _, bits = _digits(_sort_bits(desc)[1], table)
     blocks = -(-n // table.sort_block)
+    number = 1 if integer(n).type == "i64" else 2
     words = {
         "words": n,
         "spare": n,
-        "counts": blocks << bits,
+        "counts": -(-(blocks << bits) // number),
         "totals": 1 << bits,
-        "starts": desc.num_embeddings + 2,
+        "marks": 0 if desc.accumulate else desc.num_embeddings,
+        "bounds": 2 * desc.num_embeddings if desc.scale_grad_by_freq else 0,
     }
     for k, level in enumerate(_levels(n, table)[:-1]):
         words[f"keys{k}"] = 2 * level.chunks
@@ -111,7 +118,19 @@ class _Problem:
     @property
     def size(self) -> tuple[tuple[str, Argument], ...]:
         desc = self.desc
-        return (("rows", Int(desc.num_embeddings)), ("columns", integer(desc.embedding_dim)))
+        return (("rows", integer(desc.num_embeddings)), ("columns", integer(desc.embedding_dim)))
+
+    @property
+    def clear_tile(self) -> tuple[int, int]:
+        """Rows and columns of the table that a program zeroes."""
+        desc, table = self.desc, self.table
+        rows, columns = up(desc.num_embeddings), up(desc.embedding_dim)
+        return min(table.clear_rows, rows), min(table.clear_columns, columns)
+
+    @property
+    def clear_tiles(self) -> int:
+        t, d = self.clear_tile
+        return -(-self.desc.num_embeddings // t) * -(-self.desc.embedding_dim // d)
 
     @property
     def weight(self) -> Pointer:
@@ -132,7 +151,7 @@ def program(
     layout = "rows" if problem.unit else "strided"
     if n == 0:
         return Program(
-            steps=(_clear(problem, None),),
+            steps=(_clear(problem),),
             runner=None,
             workspace_bytes=0,
             reads={},
@@ -144,13 +163,11 @@ def program(
     passes, bits = _digits(key_bits, table)
     places = _places(desc, table)
     words = Pointer(WORKSPACE, "i64", places["words" if passes % 2 == 0 else "spare"])
-    starts = Pointer(WORKSPACE, "i64", places["starts"])
+    bounds = Pointer(WORKSPACE, "i64", places["bounds"]) if desc.scale_grad_by_freq else None
     steps = list(_sort(problem, places, shift, passes, bits))
-    if desc.scale_grad_by_freq or not desc.accumulate:
-        steps.append(_find_starts(problem, words, starts, shift))
-    if not desc.accumulate:
-        steps.append(_clear(problem, starts))
-    steps.extend(_sums(problem, places, words, starts, shift))
+    if bounds is not None:
+        steps.append(_find_bounds(problem, words, bounds, shift))
+    steps.extend(_sums(problem, places, words, bounds, shift))
     return Program(
         steps=tuple(steps),
         runner=None,
@@ -163,20 +180,13 @@ def program(
     )
 
 
-def _clear(problem: _Problem, starts: Pointer | None) -> Step:
-    desc, table = problem.desc, problem.table
-    rows, columns = desc.num_embeddings, desc.embedding_dim
-    t, d = min(table.clear_rows, up(rows)), min(table.clear_columns, up(columns))
+def _clear(problem: _Problem) -> Step:
+    t, d = problem.clear_tile
     return Step(
         kernel="segments.clear_rows",
-        grid=-(-rows // t) * -(-columns // d),
-        arguments=(
-            ("starts", starts),
-            ("table", problem.weight),
-            *problem.goal,
-            *problem.size,
-        ),
-        constants=(("EVERY", starts is None), ("UNIT", problem.unit), ("T", t), ("D", d)),
+        grid=problem.clear_tiles,
+        arguments=(("table", problem.weight), *problem.goal, *problem.size),
+        constants=(("UNIT", problem.unit), ("T", t), ("D", d)),
         warps=4,
         alignment=problem.alignment,
         aligned=("table_row", "columns"),
@@ -186,14 +196,19 @@ def _clear(problem: _Problem, starts: Pointer | None) -> Step:
 def _sort(
     problem: _Problem, places: dict[str, int], shift: int, passes: int, bits: int
 ) -> Iterator[Step]:
-    """A stable radix sort, from the lowest digit of the rows up."""
+    """A stable radix sort, from the lowest digit of the rows up; every pass zeroes its share of
+    the rows that nobody names, unless they are to be kept."""
     desc, table = problem.desc, problem.table
     block = table.sort_block
     blocks = -(-desc.num_indices // block)
     indices = Pointer("indices", desc.index.value)
     words = [Pointer(WORKSPACE, "i64", places[name]) for name in ("words", "spare")]
-    counts = Pointer(WORKSPACE, "i64", places["counts"])
-    totals = Pointer(WORKSPACE, "i64", places["totals"])
+    number = integer(desc.num_indices).type
+    counts = Pointer(WORKSPACE, number, places["counts"])
+    totals = Pointer(WORKSPACE, number, places["totals"])
+    marks = None if desc.accumulate else Pointer(WORKSPACE, "i64", places["marks"])
+    t, d = problem.clear_tile if marks else (1, 1)
+    tiles = problem.clear_tiles if marks else 0
     for turn in range(passes):
         source, target = words[turn % 2], words[(turn + 1) % 2]
         numbers: tuple[tuple[str, Argument], ...] = (
@@ -206,12 +221,19 @@ def _sort(
             ("shift", Int(shift, "i32")),
         )
         fixed = (("FIRST", turn == 0), ("BITS", bits), ("BLOCK", block))
+        tile, end = turn * tiles // passes, (turn + 1) * tiles // passes
         yield Step(
             kernel="segments.count_digits",
             grid=blocks,
-            arguments=(("indices", indices), ("words", source), ("counts", counts), *numbers),
+            arguments=(
+                ("indices", indices),
+                ("words", source),
+                ("counts", counts),
+                ("marks", marks if turn == 0 else None),
+                *numbers,
+            ),
             constants=fixed,
-            warps=8,
+            warps=1,
         )
         yield Step(
             kernel="segments.sum_counts",
@@ -221,41 +243,63 @@ def _sort(
             warps=4,
         )
         yield Step(
-            kernel="segments.move_words",
-            grid=blocks,
+            kernel="moves.move_words",
+            grid=blocks + end - tile,
             arguments=(
                 ("indices", indices),
                 ("words", source),
                 ("moved", target),
                 ("counts", counts),
                 ("totals", totals),
+                ("marks", marks),
+                ("table", problem.weight),
                 *numbers,
+                ("blocks", Int(blocks, "i32")),
+                ("tile", Int(tile, "i32")),
+                *problem.goal,
+                ("columns", integer(desc.embedding_dim)),
             ),
-            constants=(*fixed, ("BLOCK_BITS", (block - 1).bit_length())),
-            warps=8,
+            constants=(
+                *fixed,
+                ("UNIT", problem.unit),
+                ("T", t),
+                ("D", d),
+            ),
+            warps=1,
+            alignment=problem.alignment,
+            aligned=("table_row", "columns"),
         )
 
 
-def _find_starts(problem: _Problem, words: Pointer, starts: Pointer, shift: int) -> Step:
-    n, rows = problem.desc.num_indices, problem.desc.num_embeddings
+def _find_bounds(problem: _Problem, words: Pointer, bounds: Pointer, shift: int) -> Step:
+    n = problem.desc.num_indices
     return Step(
-        kernel="segments.find_starts",
-        grid=-(-(rows + 1) // _STARTS_BLOCK),
+        kernel="segments.find_bounds",
+        grid=-(-n // _BOUNDS_BLOCK),
         arguments=(
             ("words", words),
-            ("starts", starts),
-            ("rows", Int(rows)),
+            ("bounds", bounds),
+            ("rows", Int(problem.desc.num_embeddings)),
             ("count", Int(n)),
             ("shift", Int(shift, "i32")),
-            ("steps", Int(n.bit_length() + 1, "i32")),
         ),
-        constants=(("BLOCK", _STARTS_BLOCK),),
+        constants=(("BLOCK", _BOUNDS_BLOCK),),
         warps=4,
     )
 
 
+def _width(columns: int, most: int, item: int) -> int:
+    """The columns that a program sums: the slices that reach least beyond the last column, as wide
+    as they may be, but none narrower than a warp loads at a time."""
+    widest = min(up(columns), most)
+    widths = [widest]
+    while widths[-1] * item > _WARP_BYTES:
+        widths.append(widths[-1] // 2)
+    return min(widths, key=lambda d: (-(-columns // d) * d, -d))
+
+
 def _sums(
-    problem: _Problem, places: dict[str, int], words: Pointer, starts: Pointer, shift: int
+    problem: _Problem, places: dict[str, int], words: Pointer, bounds: Pointer | None, shift: int
 ) -> Iterator[Step]:
     """Sum the words, and what is left of them, list by list."""
     desc, strides, table = problem.desc, problem.strides, problem.table
@@ -263,10 +307,14 @@ def _sums(
     levels = _levels(desc.num_indices, table)
     for k, level in enumerate(levels):
         first, last = k == 0, k == len(levels) - 1
+        each = table.together if first else table.together_more
         item = desc.element.size_bytes if first else _F64_BYTES
-        # What does not lie in runs takes an address an element.
+        # What does not lie in runs takes an address an element, and a quotient in each column
+        # registers of its own.
         runs = problem.alignment > 1
-        d = min(up(columns), table.chunk_bytes // item // (1 if runs else 4))
+        bounded = first and runs and not desc.scale_grad_by_freq
+        wide = table.chunk_bytes // (1 if runs else 4) if first else table.chunk_more_bytes
+        d = _width(columns, wide // item, item)
         value_dims: tuple[tuple[str, Argument], ...]
         if first:
             entries, values = words, Pointer("dout", TYPES[desc.element])
@@ -291,7 +339,7 @@ def _sums(
                 ("values", values),
                 ("keys", None if last else Pointer(WORKSPACE, "i64", places[f"keys{k}"])),
                 ("sums", None if last else Pointer(WORKSPACE, "fp64", places[f"sums{k}"])),
-                ("starts", starts),
+                ("bounds", bounds),
                 ("table", problem.weight),
                 *value_dims,
                 *problem.goal,
@@ -307,14 +355,12 @@ def _sums(
                 ("UNIT", problem.unit),
                 ("ACCUMULATE", desc.accumulate),
                 ("BY_COUNT", desc.scale_grad_by_freq),
-                # A quotient in each column takes registers of its own.
-                ("P", max(1, table.together // (4 if desc.scale_grad_by_freq else 1))),
+                ("P", max(1, each // (4 if desc.scale_grad_by_freq else 1))),
                 ("D", d),
             ),
             # A thread holds its columns of all entries that are summed at a time.
-            warps=max(1, min(4, d * item // 512)),
-            # Lest the assembler spill one or two; with 128, four programs fit.
-            registers=128 if runs else all_registers(4),
+            warps=max(1, min(4, d * item // _WARP_BYTES)),
+            registers=table.chunk_registers if bounded else all_registers(4),
             alignment=problem.alignment,
             aligned=("value_steps", "table_row", "columns"),
         )

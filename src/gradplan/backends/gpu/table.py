@@ -159,19 +159,25 @@ class Table:
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     sort_block: int
-    """Indices of an embedding that a program sorts at a time ..."""
+    """Indices of an embedding that a warp sorts at a time, a multiple of 32 ..."""
     sort_bits: int
     """... by at most so many bits."""
     sum_block: int
     """Blocks of a digit that are counted together at a time."""
     chunk: int
     """Words of a sorted list that a program sums, a power of two ..."""
-    chunk_more: int
-    """... or entries of later lists ..."""
     chunk_bytes: int
-    """... so many bytes of each ..."""
+    """... so many bytes of each at most ..."""
     together: int
-    """... and so many at a time; a power of two, no larger than those."""
+    """... so many at a time, a power of two, no larger than the chunk ..."""
+    chunk_registers: int
+    """... by threads of so many registers."""
+    chunk_more: int
+    """Entries of later lists that a program sums, at most ..."""
+    chunk_more_bytes: int
+    """... so many bytes of each at most ..."""
+    together_more: int
+    """... and so many at a time."""
     clear_rows: int
     """Rows of an embedding table that a program zeroes ..."""
     clear_columns: int
@@ -402,13 +408,16 @@ _SM_90 = Table(
     ),
     short_lines=(("log_cumsum_exp", 512, 16, 256, 8),),
     thread_words=32,
-    sort_block=1024,
+    sort_block=256,
     sort_bits=9,
     sum_block=1024,
     chunk=128,
-    chunk_more=32,
-    chunk_bytes=4096,
+    chunk_bytes=2048,
     together=8,
+    chunk_registers=80,
+    chunk_more=128,
+    chunk_more_bytes=512,
+    together_more=16,
     clear_rows=8,
     clear_columns=1024,
     join=1024,
@@ -520,9 +529,12 @@ _INTERPRETER = Table(
     sort_bits=2,
     sum_block=4,
     chunk=8,
-    chunk_more=4,
     chunk_bytes=128,
     together=4,
+    chunk_registers=80,
+    chunk_more=8,
+    chunk_more_bytes=64,
+    together_more=2,
     clear_rows=4,
     clear_columns=64,
     join=8,

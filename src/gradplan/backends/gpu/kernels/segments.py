@@ -3,7 +3,7 @@
 A sort word holds an index's row above its position, so equal rows stay in the order in which they
 came and the sums have one order, whatever runs first. Skipped indices count as one row behind the
 table. The sort is written here because a bound launch may not allocate, which every library sort
-does, and because only the bits that number the table need sorting.
+does, and because only the bits that number the table need sorting; `moves` has its other half.
 
 The sorted words are summed in chunks of equal length, so a row named a million times costs no more
 than a million rows named once. A segment is all words of one row. One that lies within a chunk is
@@ -18,19 +18,24 @@ from .formulas import row_scale
 from .tiles import axis_offset
 
 _NONE = tl.constexpr(-1)
-"""The key of what is skipped, and of entries that stand for nothing."""
-_OUTSIDE = tl.constexpr(-2)
-"""The key before and behind a list: no entry has it."""
+"""The key of what is skipped, of entries that stand for nothing, and of what is beyond a list."""
+_LINK = tl.constexpr(-3)
+"""This less a key: an entry of its segment to which nothing is to be added."""
+
+
+@triton.jit
+def row_at(indices, position, inside, index_dims, index_steps, rows, padding):
+    """The rows that indices name, at these positions in C order; `rows` where one is skipped."""
+    where = axis_offset(position, index_dims, index_steps)
+    row = tl.load(indices + where, mask=inside, other=-1).to(tl.int64)
+    return tl.where((row >= 0) & (row < rows) & (row != padding), row, rows)
 
 
 @triton.jit
 def words_of(indices, position, count, index_dims, index_steps, rows, padding, shift):
-    """Sort words straight from the indices, at these positions in C order."""
-    inside = position < count
-    where = axis_offset(position, index_dims, index_steps)
-    row = tl.load(indices + where, mask=inside, other=0).to(tl.int64)
-    kept = (row >= 0) & (row < rows) & (row != padding)
-    return (tl.where(kept, row, rows) << shift) | position.to(tl.int64)
+    """Sort words straight from the indices."""
+    row = row_at(indices, position, position < count, index_dims, index_steps, rows, padding)
+    return (row << shift) | position.to(tl.int64)
 
 
 @triton.jit
@@ -38,6 +43,7 @@ def count_digits(
     indices,
     words,
     counts,
+    marks,
     index_dims,
     index_steps,
     rows,
@@ -49,25 +55,29 @@ def count_digits(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How often each digit occurs in each block: counts[digit, block]."""
+    """How often each digit occurs in each block: counts[digit, block]; and, where `marks` are
+    wanted, the position of an index of each named row."""
     block = tl.program_id(0)
     position = block.to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
     if FIRST:
         word = words_of(indices, position, count, index_dims, index_steps, rows, padding, shift)
+        if marks is not None:
+            row = word >> shift
+            tl.store(marks + row, position.to(tl.int64), mask=inside & (row < rows))
     else:
         word = tl.load(words + position, mask=inside, other=0)
     digit = ((word >> low) & ((1 << BITS) - 1)).to(tl.int32)
     found = tl.histogram(digit, 1 << BITS, mask=inside)
     blocks = tl.num_programs(0)
-    tl.store(counts + tl.arange(0, 1 << BITS).to(tl.int64) * blocks + block, found.to(tl.int64))
+    tl.store(counts + tl.arange(0, 1 << BITS).to(tl.int64) * blocks + block, found)
 
 
 @triton.jit
 def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
     """In place: how often a digit occurs in the blocks before; totals[digit]. A program a digit."""
     digit = tl.program_id(0).to(tl.int64)
-    carry = tl.zeros((), tl.int64)
+    carry = tl.zeros((), counts.dtype.element_ty)
     for begin in range(0, blocks, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         inside = place < blocks
@@ -78,85 +88,34 @@ def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def move_words(
-    indices,
-    words,
-    moved,
-    counts,
-    totals,
-    index_dims,
-    index_steps,
-    rows,
-    padding,
-    count,
-    low,
-    shift,
-    FIRST: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_BITS: tl.constexpr,
-):
-    """One pass of the radix sort: every word to its place by this digit, in order."""
-    block = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    begin = block.to(count.dtype) * BLOCK
-    position = begin + lane
-    inside = position < count
-    if FIRST:
-        word = words_of(indices, position, count, index_dims, index_steps, rows, padding, shift)
-    else:
-        word = tl.load(words + position, mask=inside, other=0)
-    DIGITS: tl.constexpr = 1 << BITS
-    digit = ((word >> low) & (DIGITS - 1)).to(tl.int32)
-    digit = tl.where(inside, digit, DIGITS - 1)  # behind all others of the block
-    found = tl.histogram(digit, DIGITS, mask=inside)
-    blocks = tl.num_programs(0)
-    one = tl.arange(0, DIGITS)
-    total = tl.load(totals + one)
-    base = tl.cumsum(total, 0) - total + tl.load(counts + one.to(tl.int64) * blocks + block)
-    base -= (tl.cumsum(found, 0) - found).to(tl.int64)
-    order = tl.sort((digit << BLOCK_BITS) | lane)
-    source = order & (BLOCK - 1)
-    target = tl.gather(base, order >> BLOCK_BITS, 0) + lane
-    position = begin + source
-    inside = position < count
-    if FIRST:
-        word = words_of(indices, position, count, index_dims, index_steps, rows, padding, shift)
-    else:
-        word = tl.load(words + position, mask=inside, other=0)
-    tl.store(moved + target, word, mask=inside)
+def find_bounds(words, bounds, rows, count, shift, BLOCK: tl.constexpr):
+    """Where the words of each named row begin and end."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(words + place, mask=place < count, other=0) >> shift
+    kept = (place < count) & (row < rows)
+    behind = tl.load(words + place + 1, mask=place + 1 < count, other=-1) >> shift
+    before = tl.load(words + place - 1, mask=(place > 0) & (place < count), other=-1) >> shift
+    tl.store(bounds + 2 * row, place, mask=kept & (before != row))
+    tl.store(bounds + 2 * row + 1, place + 1, mask=kept & (behind != row))
 
 
 @triton.jit
-def find_starts(words, starts, rows, count, shift, steps, BLOCK: tl.constexpr):
-    """starts[row]: the first word of a row or of any behind it; by bisection."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = row <= rows
-    wanted = row << shift
-    low = tl.zeros((BLOCK,), tl.int64)
-    high = low + count
-    for _ in range(0, steps):
-        open_ = low < high
-        middle = (low + high) >> 1
-        word = tl.load(words + middle, mask=inside & open_, other=0)
-        below = open_ & (word < wanted)
-        low = tl.where(below, middle + 1, low)
-        high = tl.where(open_ & ~below, middle, high)
-    tl.store(starts + row, low, mask=inside)
+def entry_at(entries, place, inside):
+    """An entry as it stands in a list."""
+    return tl.load(entries + place, mask=inside, other=_NONE)
 
 
 @triton.jit
-def entry_at(entries, place, end, rows, shift, FIRST: tl.constexpr):
-    """The row that an entry names, and where its value is. Words come first, then keys."""
-    inside = (place >= 0) & (place < end)
-    found = tl.load(entries + place, mask=inside, other=0)
+def key_of(entry, rows, shift, FIRST: tl.constexpr):
+    """The row that an entry names, and whether a value comes with it. Words come first, then
+    keys."""
     if FIRST:
-        position = found & ((tl.full((), 1, tl.int64) << shift) - 1)
-        found = found >> shift
-        found = tl.where(found < rows, found, _NONE)
+        key = (entry >> shift).to(rows.dtype)
+        key = tl.where(key < rows, key, _NONE)
+        return key, key >= 0
     else:
-        position = place
-    return tl.where(inside, found, _OUTSIDE), position
+        key = entry.to(rows.dtype)
+        return tl.where(key <= _LINK, _LINK - key, key), key >= 0
 
 
 @triton.jit
@@ -165,7 +124,7 @@ def sum_chunks(
     values,
     keys,
     sums,
-    starts,
+    bounds,
     table,
     index_dims,
     value_steps,
@@ -190,7 +149,8 @@ def sum_chunks(
 
     FIRST: the entries are words, the values rows of dout; otherwise keys, and sums taken before.
     Of a segment that began before the chunk, entry 2k of the next list (`keys`, `sums`) gets what
-    is here; of one that goes on behind it, entry 2k + 1. LAST: one chunk is the whole list.
+    is here; of one that goes on behind it, entry 2k + 1, which is but a link where they are the
+    same. LAST: one chunk is the whole list.
     """
     slices = tl.cdiv(columns, D)
     chunk = (tl.program_id(0) // slices).to(tl.int64)
@@ -205,57 +165,65 @@ def sum_chunks(
     HALVES: tl.constexpr = FIRST and (ELEMENT == "f16" or ELEMENT == "bf16")
     UP: tl.constexpr = row_scale(ELEMENT) if HALVES else 1.0
     begin = chunk * length
-    end = tl.minimum(begin + length, count)
-    first, _ = entry_at(entries, begin, count, rows, shift, FIRST)
-    last, _ = entry_at(entries, end - 1, count, rows, shift, FIRST)
-    before, _ = entry_at(entries, begin - 1, count, rows, shift, FIRST)
-    behind, _ = entry_at(entries, end, count, rows, shift, FIRST)
+    entries += begin
+    size = tl.minimum(count - begin, length).to(tl.int32)
+    known = tl.minimum(count - begin, length + 1).to(tl.int32)  # and one behind
+    ahead = ()
+    for j in tl.static_range(P):
+        ahead = ahead + (entry_at(entries, j, j < known),)
+    first, _ = key_of(ahead[0], rows, shift, FIRST)
+    last, _ = key_of(entry_at(entries, size - 1, size > 0), rows, shift, FIRST)
+    before, _ = key_of(entry_at(entries, -1, begin > 0), rows, shift, FIRST)
+    behind, _ = key_of(entry_at(entries, size, size < known), rows, shift, FIRST)
     began = (first >= 0) & (before == first)
     goes_on = (last >= 0) & (behind == last)
     if not LAST:
         target = sums + 2 * chunk * columns + column
     total = tl.zeros((D,), tl.float32 if HALVES else tl.float64)
-    previous = first
-    for at in range(begin, end, P):
-        # All loads first, so that they are under way together.
+    for at in range(0, size, P):
+        # All loads first, so that they are under way together; and then the entries of the next
+        # step, whose loads need not wait for them.
         names = ()
         loaded = ()
         for j in tl.static_range(P):
-            key, position = entry_at(entries, at + j, end, rows, shift, FIRST)
+            key, valued = key_of(ahead[j], rows, shift, FIRST)
             if FIRST:
+                position = ahead[j] & ((tl.full((), 1, tl.int64) << shift) - 1)
                 row = axis_offset(position, index_dims, value_steps)
             else:
-                row = position * columns
-            value = tl.load(values + row + source, mask=inside & (key >= 0), other=0.0)
+                row = (begin + at + j) * columns
+            value = tl.load(values + row + source, mask=inside & valued, other=0.0)
             names = names + (key,)
             loaded = loaded + (value,)
-        following, _ = entry_at(entries, at + P, count, rows, shift, FIRST)
+        ahead = ()
+        for j in tl.static_range(P):
+            ahead = ahead + (entry_at(entries, at + P + j, at + P + j < known),)
+        following, _ = key_of(ahead[0], rows, shift, FIRST)
         names = names + (following,)
         for j in tl.static_range(P):
             key = names[j]
             value = loaded[j].to(total.dtype)
             if UP != 1.0:
                 value = value * (1.0 / UP)
-            total = tl.where(key == previous, total, 0.0) + value
-            previous = key
+            total += value
             if (key >= 0) & (names[j + 1] != key):
                 if began & (key == first):
                     if not LAST:
                         tl.store(target, total.to(tl.float64) * UP, mask=inside)
                 else:
                     put_row(
-                        table + key * table_row + goal, total, UP, starts + key, inside,
+                        table + key.to(tl.int64) * table_row + goal, total, UP, bounds, key, inside,
                         ELEMENT, ACCUMULATE, BY_COUNT,
                     )  # fmt: skip
+                total = tl.zeros((D,), total.dtype)
     if not LAST:
+        whole = began & (first == last)
         if goes_on:
-            whole = began & (first == last)
             tl.store(target + tl.where(whole, 0, columns), total.to(tl.float64) * UP, mask=inside)
-            if whole:
-                tl.store(target + columns, tl.zeros((D,), tl.float64), mask=inside)
         if one == 0:
-            tl.store(keys + 2 * chunk, tl.where(began, first, _NONE))
-            tl.store(keys + 2 * chunk + 1, tl.where(goes_on, last, _NONE))
+            rest = tl.where(whole, _LINK - last, last)
+            tl.store(keys + 2 * chunk, tl.where(began, first, _NONE).to(tl.int64))
+            tl.store(keys + 2 * chunk + 1, tl.where(goes_on, rest, _NONE).to(tl.int64))
 
 
 @triton.jit
@@ -263,7 +231,8 @@ def put_row(
     goal,
     total,
     UP: tl.constexpr,
-    starts,
+    bounds,
+    key,
     inside,
     ELEMENT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -273,7 +242,8 @@ def put_row(
     if BY_COUNT or ACCUMULATE:
         total = total.to(tl.float64)
     if BY_COUNT:
-        total = total / (tl.load(starts + 1) - tl.load(starts)).to(tl.float64)
+        bounds += 2 * key.to(tl.int64)
+        total = total / (tl.load(bounds + 1) - tl.load(bounds)).to(tl.float64)
     if UP != 1.0:
         total = total * UP
     if ACCUMULATE:
@@ -284,30 +254,36 @@ def put_row(
 
 
 @triton.jit
+def tile_at(tile, columns, T: tl.constexpr, D: tl.constexpr):
+    """The rows and columns of a tile of the table."""
+    slices = tl.cdiv(columns, D)
+    row = (tile // slices).to(tl.int64) * T + tl.arange(0, T)
+    return row, (tile % slices).to(columns.dtype) * D + tl.arange(0, D)
+
+
+@triton.jit
+def zero_tile(table, row, column, there, table_row, table_column, columns, UNIT: tl.constexpr):
+    """Zero the columns of those rows that are there."""
+    if UNIT:
+        across = column
+    else:
+        across = column.to(tl.int64) * table_column
+    goal = table + row[:, None] * table_row + across[None, :]
+    mask = there[:, None] & (column < columns)[None, :]
+    tl.store(goal, tl.zeros(goal.shape, table.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def clear_rows(
-    starts,
     table,
     table_row,
     table_column,
     rows,
     columns,
-    EVERY: tl.constexpr,
     UNIT: tl.constexpr,
     T: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Zero the rows of the table that no index names, or every one."""
-    slices = tl.cdiv(columns, D)
-    row = (tl.program_id(0) // slices).to(tl.int64) * T + tl.arange(0, T)
-    column = (tl.program_id(0) % slices).to(columns.dtype) * D + tl.arange(0, D)
-    if UNIT:
-        across = column
-    else:
-        across = column.to(tl.int64) * table_column
-    there = row < rows
-    if not EVERY:
-        begin = tl.load(starts + row, mask=there, other=0)
-        there = there & (begin == tl.load(starts + row + 1, mask=there, other=1))
-    mask = there[:, None] & (column < columns)[None, :]
-    goal = table + row[:, None] * table_row + across[None, :]
-    tl.store(goal, tl.zeros((T, D), table.dtype.element_ty), mask=mask)
+    """Zero the table."""
+    row, column = tile_at(tl.program_id(0), columns, T, D)
+    zero_tile(table, row, column, row < rows, table_row, table_column, columns, UNIT)
