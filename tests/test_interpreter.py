@@ -240,6 +240,42 @@ def test_an_infinite_gradient_of_a_log_stays_so(rows, slope):
     assert np.isfinite(dx[:, 1101:]).all()
 
 
+LEAPS = {
+    "within a part": {600: 1000},
+    "between parts": {512: 1000},
+    "of nearly as much": {300: 700, 512: 700, 513: 700, 768: 700},
+    "to infinity": {600: np.inf},
+    "from none": {300: np.inf},
+}
+
+
+@pytest.mark.parametrize("leap", LEAPS)
+@pytest.mark.parametrize(
+    "element, rows, programs", [("bf16", 1, 1), ("f32", 1, 3), ("f16", 1, 3), ("f32", 4, 1)]
+)
+def test_an_infinite_gradient_of_a_log_meets_a_leap(element, rows, programs, leap, request):
+    """Where one step of y leaps so far that its factor is 0, what is infinite becomes NaN, and
+    only there: also in the parts before that part, which hear nothing of that step."""
+    n, dtype = 1024, {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[element]
+    if programs > 1:
+        request.getfixturevalue("two_passes")
+    y = np.zeros(n, np.float64)
+    for place, height in LEAPS[leap].items():
+        y[place:] += height
+    if leap == "from none":
+        y = np.where(y > 0, 0.0, -np.inf)
+    y = np.broadcast_to(y.astype(dtype), (rows, n)).copy()
+    dy = np.zeros((rows, n), dtype)
+    dy[:, 1000] = np.inf
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind(element), (rows, n), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    for name, values in {"x": y, "y": y, "dy": dy}.items():
+        problem.poke(name, ..., values)
+    with table.using("interpreter", replace(walking(), fill=max(4, 2 * programs))):
+        assert bound(problem).sku.variant.startswith("held" if rows == 1 else "walked")
+        settle(problem)
+
+
 def test_what_a_walk_of_a_log_carries_is_exact(monkeypatch):
     """A column whose y jumps makes its whole strip go from part to part in two ways by turns: no
     exponential of f32 may be multiplied in each time."""
