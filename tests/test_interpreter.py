@@ -251,7 +251,7 @@ LEAPS = {
 
 @pytest.mark.parametrize("leap", LEAPS)
 @pytest.mark.parametrize(
-    "element, rows, programs", [("bf16", 1, 1), ("f32", 1, 3), ("f16", 1, 3), ("f32", 4, 1)]
+    ("element", "rows", "programs"), [("bf16", 1, 1), ("f32", 1, 3), ("f16", 1, 3), ("f32", 4, 1)]
 )
 def test_an_infinite_gradient_of_a_log_meets_a_leap(element, rows, programs, leap, request):
     """Where one step of y leaps so far that its factor is 0, what is infinite becomes NaN, and
