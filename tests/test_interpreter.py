@@ -19,7 +19,7 @@ import gradplan as gp
 from conftest import CUDA
 from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
 from gradplan import cases
-from gradplan.backends.gpu import launch, table
+from gradplan.backends.gpu import launch, table, walked
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine, Need
@@ -201,6 +201,14 @@ def test_scans_held_by_several_programs(spec, element, programs, two_passes):
             settle(problem)
 
 
+@pytest.mark.parametrize(
+    ("units", "programs"), [(4096, 128), (8192, 131), (132, 132), (133, 132), (7, 132)]
+)
+def test_waves_are_even(units, programs):
+    """No more waves than 132 programs would take, and as full as can be where few idle."""
+    assert walked._even(units, 132) == programs
+
+
 @pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])
 @pytest.mark.parametrize("y", [300.0, 1e3, 6e4])
 def test_what_a_log_brings_from_other_parts_is_exact_for_large_y(rows, y):
@@ -320,6 +328,45 @@ def test_an_infinity_goes_through_parts_without_winners(rows, kind):
             launch_it()
         assert (dx[:, 0] == wanted).all()
         assert not dx[:, 1:].any()
+
+
+@pytest.mark.parametrize(
+    ("ties", "later", "busy"),
+    [
+        ("first", 0.0, 1),
+        ("last", 0.0, 1),
+        ("first", 5.0, 1),
+        ("last", 5.0, 2),
+        ("first", np.nan, 2),
+        ("last", np.nan, 2),
+    ],
+)
+@pytest.mark.parametrize("begin", [5.0, np.nan])
+def test_parts_without_a_winner_give_nothing(ties, later, busy, begin, monkeypatch):
+    """Only parts in which a place may win are run through, once for marks, once for gradients."""
+    from gradplan.backends.gpu.kernels import held_scans
+
+    calls = []
+    whole = held_scans.give_lines
+
+    def counted(*given):
+        calls.append(given)
+        return whole(*given)
+
+    monkeypatch.setattr(held_scans, "give_lines", counted)
+    n = 4096
+    x = np.zeros((1, n), np.float32)
+    x[:, 3], x[:, 2500] = begin, later
+    desc = cases.describe(spec_of("cummax"), ElementKind.F32, (1, n), (1,), ties=ties)
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    problem.poke("x", ..., x)
+    problem.poke("dy", (..., slice(2600, None)), np.nan if busy == 2 else np.inf)
+    with table.using("interpreter", walking()):
+        assert bound(problem).sku.variant.startswith("held")
+        settle(problem)
+    if np.isnan(begin):  # after which only a NaN wins, if the last does
+        busy = 2 if ties == "last" and np.isnan(later) else 1
+    assert len(calls) == 2 * busy
 
 
 @pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
