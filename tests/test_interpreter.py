@@ -248,6 +248,23 @@ def test_an_infinite_gradient_of_a_log_stays_so(rows, slope):
     assert np.isfinite(dx[:, 1101:]).all()
 
 
+def test_an_infinite_gradient_stays_so_along_a_chain_of_logs():
+    """As above, also where a tile and the step behind it are so small together."""
+    n, step = 256, 700.0
+    y = np.zeros((1, n), np.float32)
+    for place in (60, 64, 65, 128, 160, 200):
+        y[:, place:] += step
+    y[:, :62] -= 30.0
+    dy = np.zeros_like(y)
+    dy[:, 250] = np.inf
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (1, n), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    for name, values in {"x": y, "y": y, "dy": dy}.items():
+        problem.poke(name, ..., values)
+    assert bound(problem).sku.variant.startswith("chained")
+    settle(problem)
+
+
 LEAPS = {
     "within a part": {600: 1000},
     "between parts": {512: 1000},

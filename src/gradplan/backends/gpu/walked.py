@@ -253,8 +253,8 @@ def _busy(tiles: int, programs: int) -> bool:
 
 
 def _even(units: int, programs: int) -> int:
-    """Programs that take so many parts in as few waves, but none of a few parts, which would take as
-    long as any other; all where that would leave more than one of 16 idle."""
+    """Programs that take so many parts in as few waves, but none of a few parts, which would take
+    as long as any other; all where that would leave more than one of 16 idle."""
     even = -(-units // -(-units // programs))
     return even if 16 * even >= 15 * programs else programs
 

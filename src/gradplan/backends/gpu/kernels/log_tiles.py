@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import exp_of_difference
-from .stretches import affine, larger, log_add, pick, ratio
+from .stretches import affine, fading, larger, log_add, pick, ratio, times
 from .tiles import fetch, put
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -173,14 +173,14 @@ def careful_logs(
         c = ratio(v, fetch(y, Y, ahead, y_steps, 0.0, True, False))
         c = tl.broadcast_to(tl.where(has_next[None, :], c, 1.0), (R, H))
         d = tl.where(mask[None, :], d, 0.0)
-        a, sums = tl.associative_scan((c, d), 1, affine, reverse=False)
+        a, sums = tl.associative_scan((c, d), 1, fading, reverse=False)
         sums += a * s[:, None]
         if FLIP:
             first = (index == low + H - 1)[None, :]
         else:
             first = (index == low)[None, :]
         s = pick(sums, first)
-        factor = factor * pick(a, first)
+        factor = times(factor, pick(a, first))
         if PHASE != "partial":
             dx = tl.where(u == -_INFINITY, 0.0, tl.exp(u - v) * sums)
             tl.debug_barrier()  # threads that hold the same have loaded dy, which may be dx

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp, power_of_two_f32, powered, split_exp
 from .line_scans import behind_sum, both_added, even, exp_between, near_enough
-from .stretches import ratio
+from .stretches import NOTHING, ratio, times
 from .walk_memory import (
     address_of,
     ask,
@@ -38,8 +38,6 @@ _POWER = tl.constexpr(32)
 _UPWARDS = tl.constexpr(2.0**32)
 _DOWNWARDS = tl.constexpr(2.0**-32)
 _LEAST = tl.constexpr(2.0**-1000)
-# exp of less than this is 0 in f64: half its least number, and that is rounded to 0.
-_NOTHING = tl.constexpr(-745.1332191019411)
 # log₂ e in two parts.
 _LOG2_E = tl.constexpr(1.4426950216293335)
 _LOG2_E_MORE = tl.constexpr(1.925963033500011e-08)
@@ -192,7 +190,7 @@ def take_logs(
     good = least(gl.where(finite(s) & usual[None, :], 1, 0))
     # Of a usual part only the step behind it can be so large.
     step = high.to(gl.float64) - past.to(gl.float64)
-    shut = number * 0 + gl.where(step < _NOTHING, 1, 0)[None, :]
+    shut = number * 0 + gl.where(step < NOTHING, 1, 0)[None, :]
     if good == 0:
         leaving, a, _behind, _passes = careful_totals(
             dy, y, tile, line, n, dy_steps[0], dy_steps[1], y_steps[1], dy_steps[2], y_steps[2],
@@ -483,14 +481,6 @@ def careful_totals(
         (a, s, gl.zeros_like(s) + 1.0, gl.zeros_like(s)), 0, behind_factors
     )
     return s, a, behind, passes
-
-
-@triton.jit
-def times(a, b):
-    """The product of two factors, 0 only where one of them is: what is infinite stays so, however
-    small the factors are that it meets one by one."""
-    product = a * b
-    return tl.where((product == 0.0) & (a != 0.0) & (b != 0.0), _LEAST, product)
 
 
 @triton.jit
