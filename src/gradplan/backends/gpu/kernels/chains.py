@@ -227,7 +227,7 @@ def scan_chain(
                 (row_dims, row_x, axis_dims, axis_x),
                 (row_dims, row_y, axis_dims, axis_y),
                 (row_dims, row_out, axis_dims, axis_out),
-                at, n, tl.zeros((1,), tl.float64), "t", "t", "t", "t", "partial", FLIP, 1, C,
+                at, n, tl.zeros((1,), tl.float64), "t", "t", "t", "t", "partial", FLIP, 1, C, True,
             )  # fmt: skip
             arriving = arriving_at(
                 told, row, rows, place, tiles, tl.sum(own_a, 0), tl.sum(own_s, 0),
@@ -241,7 +241,7 @@ def scan_chain(
                 (row_dims, row_y, axis_dims, axis_y),
                 (row_dims, row_out, axis_dims, axis_out),
                 at, n, tl.where(carried, arriving, 0.0) + tl.zeros((1,), tl.float64),
-                "t", "t", "t", "t", "apply", FLIP, 1, C,
+                "t", "t", "t", "t", "apply", FLIP, 1, C, True,
             )  # fmt: skip
     else:
         arriving = arriving_at(
