@@ -19,7 +19,7 @@ import gradplan as gp
 from conftest import CUDA
 from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
 from gradplan import cases
-from gradplan.backends.gpu import launch, table
+from gradplan.backends.gpu import launch, table, walked
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine, Need
@@ -201,6 +201,14 @@ def test_scans_held_by_several_programs(spec, element, programs, two_passes):
             settle(problem)
 
 
+@pytest.mark.parametrize(
+    ("units", "programs"), [(4096, 128), (8192, 131), (132, 132), (133, 132), (7, 132)]
+)
+def test_waves_are_even(units, programs):
+    """No more waves than 132 programs would take, and as full as can be where few idle."""
+    assert walked._even(units, 132) == programs
+
+
 @pytest.mark.parametrize("rows", [1, 4], ids=["held", "walked"])
 @pytest.mark.parametrize("y", [300.0, 1e3, 6e4])
 def test_what_a_log_brings_from_other_parts_is_exact_for_large_y(rows, y):
@@ -238,6 +246,59 @@ def test_an_infinite_gradient_of_a_log_stays_so(rows, slope):
         launch_it()
     assert (dx[:, :1101] == np.inf).all()
     assert np.isfinite(dx[:, 1101:]).all()
+
+
+def test_an_infinite_gradient_stays_so_along_a_chain_of_logs():
+    """As above, also where a tile and the step behind it are so small together."""
+    n, step = 256, 700.0
+    y = np.zeros((1, n), np.float32)
+    for place in (60, 64, 65, 128, 160, 200):
+        y[:, place:] += step
+    y[:, :62] -= 30.0
+    dy = np.zeros_like(y)
+    dy[:, 250] = np.inf
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, (1, n), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    for name, values in {"x": y, "y": y, "dy": dy}.items():
+        problem.poke(name, ..., values)
+    assert bound(problem).sku.variant.startswith("chained")
+    settle(problem)
+
+
+LEAPS = {
+    "within a part": {600: 1000},
+    "between parts": {512: 1000},
+    "of nearly as much": {300: 700, 512: 700, 513: 700, 768: 700},
+    "to infinity": {600: np.inf},
+    "from none": {300: np.inf},
+}
+
+
+@pytest.mark.parametrize("leap", LEAPS)
+@pytest.mark.parametrize(
+    ("element", "rows", "programs"), [("bf16", 1, 1), ("f32", 1, 3), ("f16", 1, 3), ("f32", 4, 1)]
+)
+def test_an_infinite_gradient_of_a_log_meets_a_leap(element, rows, programs, leap, request):
+    """Where one step of y leaps so far that its factor is 0, what is infinite becomes NaN, and
+    only there: also in the parts before that part, which hear nothing of that step."""
+    n, dtype = 1024, {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}[element]
+    if programs > 1:
+        request.getfixturevalue("two_passes")
+    y = np.zeros(n, np.float64)
+    for place, height in LEAPS[leap].items():
+        y[place:] += height
+    if leap == "from none":
+        y = np.where(y > 0, 0.0, -np.inf)
+    y = np.broadcast_to(y.astype(dtype), (rows, n)).copy()
+    dy = np.zeros((rows, n), dtype)
+    dy[:, 1000] = np.inf
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind(element), (rows, n), (1,))
+    problem = cases.Problem(Case(desc=desc))
+    for name, values in {"x": y, "y": y, "dy": dy}.items():
+        problem.poke(name, ..., values)
+    with table.using("interpreter", replace(walking(), fill=max(4, 2 * programs))):
+        assert bound(problem).sku.variant.startswith("held" if rows == 1 else "walked")
+        settle(problem)
 
 
 def test_what_a_walk_of_a_log_carries_is_exact(monkeypatch):
@@ -284,6 +345,45 @@ def test_an_infinity_goes_through_parts_without_winners(rows, kind):
             launch_it()
         assert (dx[:, 0] == wanted).all()
         assert not dx[:, 1:].any()
+
+
+@pytest.mark.parametrize(
+    ("ties", "later", "busy"),
+    [
+        ("first", 0.0, 1),
+        ("last", 0.0, 1),
+        ("first", 5.0, 1),
+        ("last", 5.0, 2),
+        ("first", np.nan, 2),
+        ("last", np.nan, 2),
+    ],
+)
+@pytest.mark.parametrize("begin", [5.0, np.nan])
+def test_parts_without_a_winner_give_nothing(ties, later, busy, begin, monkeypatch):
+    """Only parts in which a place may win are run through, once for marks, once for gradients."""
+    from gradplan.backends.gpu.kernels import held_scans
+
+    calls = []
+    whole = held_scans.give_lines
+
+    def counted(*given):
+        calls.append(given)
+        return whole(*given)
+
+    monkeypatch.setattr(held_scans, "give_lines", counted)
+    n = 4096
+    x = np.zeros((1, n), np.float32)
+    x[:, 3], x[:, 2500] = begin, later
+    desc = cases.describe(spec_of("cummax"), ElementKind.F32, (1, n), (1,), ties=ties)
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    problem.poke("x", ..., x)
+    problem.poke("dy", (..., slice(2600, None)), np.nan if busy == 2 else np.inf)
+    with table.using("interpreter", walking()):
+        assert bound(problem).sku.variant.startswith("held")
+        settle(problem)
+    if np.isnan(begin):  # after which only a NaN wins, if the last does
+        busy = 2 if ties == "last" and np.isnan(later) else 1
+    assert len(calls) == 2 * busy
 
 
 @pytest.mark.parametrize("element", ["f32", "f16", "bf16"])

@@ -159,6 +159,8 @@ class _Walk:
                 most = min(most, _FEW)
         tiles, number = self.tiles(r), -(-self.n // (lines * e))
         programs = self.programs(tiles, most, held)
+        if held:
+            programs = _even(tiles * number, programs)
         if not programs or tiles * number >= 2**31 - 4 * programs * stages:
             return None
         return _Parts(r, lines, e, warps, stages, programs, tiles, number)
@@ -217,7 +219,7 @@ class _Walk:
             grid = min(parts.programs, parts.tiles * parts.number)
             registers = all_registers(-(-(2 * parts.warps + _JOINERS) // 4) * 4)
             arguments.append(("told", Pointer(WORKSPACE, "i64", told)))
-            constants += [("K", up(max(parts.programs, 32 * _JOINERS))), ("JOINERS", _JOINERS)]
+            constants += [("K", up(max(self.processors, 32 * _JOINERS))), ("JOINERS", _JOINERS)]
             constants += [("REGISTERS", self.table.registers_of(kind, parts.warps))]
         return Step(
             kernel=kernel,
@@ -248,6 +250,13 @@ class _Walk:
 def _busy(tiles: int, programs: int) -> bool:
     """Whether programs that take whole rows are nearly all at work to the end."""
     return tiles >= 0.85 * programs * -(-tiles // programs)
+
+
+def _even(units: int, programs: int) -> int:
+    """Programs that take so many parts in as few waves, but none of a few parts, which would take
+    as long as any other; all where that would leave more than one of 16 idle."""
+    even = -(-units // -(-units // programs))
+    return even if 16 * even >= 15 * programs else programs
 
 
 def _registers(warps: int) -> int:

@@ -37,7 +37,7 @@ from .line_scans import (
     within,
 )
 from .log_tiles import careful_logs
-from .stretches import affine, larger, opened
+from .stretches import LEAST, NOTHING, affine, fading, larger, opened
 from .tiles import tile_row
 from .waiting import in_order
 
@@ -190,6 +190,9 @@ def scan_chain(
         sound = tl.where(usual & (tl.abs(total_s.to(TYPE)) < _INFINITY), 1, 0)
         if sound == 1:
             total_a = tl.exp(low.to(tl.float64) - y_past)
+            # 0 only where the step behind the tile is so large: what is infinite stays so.
+            some = (total_a == 0.0) & (high.to(tl.float64) - y_past >= NOTHING)
+            total_a = tl.where(some, LEAST, total_a)
             total_s = total_s * tl.exp((low - ref).to(tl.float64)) * DOWNWARDS
             arriving = arriving_at(
                 told, row, rows, place, tiles, total_a, total_s, KIND, B, LEVELS, T, W
@@ -224,7 +227,7 @@ def scan_chain(
                 (row_dims, row_x, axis_dims, axis_x),
                 (row_dims, row_y, axis_dims, axis_y),
                 (row_dims, row_out, axis_dims, axis_out),
-                at, n, tl.zeros((1,), tl.float64), "t", "t", "t", "t", "partial", FLIP, 1, C,
+                at, n, tl.zeros((1,), tl.float64), "t", "t", "t", "t", "partial", FLIP, 1, C, True,
             )  # fmt: skip
             arriving = arriving_at(
                 told, row, rows, place, tiles, tl.sum(own_a, 0), tl.sum(own_s, 0),
@@ -238,7 +241,7 @@ def scan_chain(
                 (row_dims, row_y, axis_dims, axis_y),
                 (row_dims, row_out, axis_dims, axis_out),
                 at, n, tl.where(carried, arriving, 0.0) + tl.zeros((1,), tl.float64),
-                "t", "t", "t", "t", "apply", FLIP, 1, C,
+                "t", "t", "t", "t", "apply", FLIP, 1, C, True,
             )  # fmt: skip
     else:
         arriving = arriving_at(
@@ -509,6 +512,6 @@ def folded(a, s, KIND: tl.constexpr):
         f, s = tl.associative_scan((a.to(tl.int32), s), 0, opened)
         a, s = final(f).to(tl.float64), final(s)
     else:
-        a, s = tl.associative_scan((a, s), 0, affine)
+        a, s = tl.associative_scan((a, s), 0, fading if KIND == "log_cumsum_exp" else affine)
         a, s = final(a), final(s)
     return a, s

@@ -17,6 +17,7 @@ from ..gluon import async_copy, gl, gluon, mbarrier
 from ..launch import interpreted
 from .hearing import hear, overheard
 from .line_scans import mode_of
+from .stretches import beats
 from .walk_logs import arrived_logs, ends_of, give_logs, past_place, take_logs
 from .walk_memory import (
     ask_part,
@@ -28,6 +29,7 @@ from .walk_memory import (
     nearer,
     offsets,
     shared_layout,
+    word_offsets,
 )
 from .walks import across, finish, line_totals, onward, stretch_count
 from .waves import arrived_from, tell_last
@@ -96,6 +98,12 @@ def held_scan(
         kept_x = gl.allocate_shared_memory(x.dtype.element_ty, [2, G, E], SHARED)
     elif MODE == "gate":
         kept_words = gl.allocate_shared_memory(gl.int32, [STAGES, G, E // 32], PLAIN)
+    # What all lines of a part do together, where that may be nothing.
+    kept_all = kept_s
+    if MODE == "mark":
+        kept_all = gl.allocate_shared_memory(TYPE, [STAGES, G, 1], PLAIN)
+    elif MODE == "gate":
+        kept_all = gl.allocate_shared_memory(gl.int32, [STAGES, G, 1], PLAIN)
     if MODE == "affine":
         kept_a = gl.allocate_shared_memory(TYPE, [STAGES * S, G, 1], PLAIN)
     elif MODE == "gate" or MODE == "log":
@@ -123,9 +131,9 @@ def held_scan(
             )  # fmt: skip
             beside = beside_of(y, y_steps, n, first, programs, i, parts, MODE, UP, G, E, NW)
             take_part(
-                dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, told, dy_steps, y_steps,
-                first, programs, i, 0, units, parts, n, beside, KIND, MODE, UP, TYPE, ELEMENT, G, E,
-                NW, FULL,
+                dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, told, dy_steps,
+                y_steps, first, programs, i, 0, units, parts, n, beside, KIND, MODE, UP, TYPE,
+                ELEMENT, G, E, NW, FULL,
             )  # fmt: skip
             heard_s, heard_a = overheard_wave(told, programs, i, units, MODE, K, JOINERS)
             past = past_of(y, y_steps, n, first, programs, i, parts, MODE, UP, G * E)
@@ -137,9 +145,9 @@ def held_scan(
             )  # fmt: skip
             inward.index(i & 1).store(gl.full([G, 1], 0.0, gl.float64, None) + here)
             give_part(
-                dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward,
-                dy_steps, x_steps, y_steps, out_steps, n, first, programs, i, 0, parts, beside,
-                KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW, FULL,
+                dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all,
+                inward, dy_steps, x_steps, y_steps, out_steps, n, first, programs, i, 0, parts,
+                beside, KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW, FULL,
             )  # fmt: skip
     else:
         arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -159,18 +167,18 @@ def held_scan(
                 (
                     taking,
                     (
-                        dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, told, arrived,
-                        taken, dy_steps, y_steps, first, programs, count, units, parts, n, KIND,
-                        MODE, UP, TYPE, ELEMENT, G, E, STAGES, NW, FULL,
+                        dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, told,
+                        arrived, taken, dy_steps, y_steps, first, programs, count, units, parts, n,
+                        KIND, MODE, UP, TYPE, ELEMENT, G, E, STAGES, NW, FULL,
                     ),
                 ),
                 (
                     giving,
                     (
                         dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a,
-                        inward, arrived, taken, last, known, used, dy_steps, x_steps, y_steps,
-                        out_steps, n, first, programs, count, parts, KIND, TIES, MODE, UP, TYPE,
-                        ELEMENT, G, E, STAGES, NW, FULL,
+                        kept_all, inward, arrived, taken, last, known, used, dy_steps, x_steps,
+                        y_steps, out_steps, n, first, programs, count, parts, KIND, TIES, MODE, UP,
+                        TYPE, ELEMENT, G, E, STAGES, NW, FULL,
                     ),
                 ),
                 (
@@ -188,10 +196,10 @@ def held_scan(
 
 @gluon.jit
 def taking(
-    dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, told, arrived, taken, dy_steps,
-    y_steps, first, programs, count, units, parts, n, KIND: tl.constexpr, MODE: tl.constexpr,
-    UP: tl.constexpr, TYPE: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
-    STAGES: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
+    dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, told, arrived, taken,
+    dy_steps, y_steps, first, programs, count, units, parts, n, KIND: tl.constexpr,
+    MODE: tl.constexpr, UP: tl.constexpr, TYPE: tl.constexpr, ELEMENT: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, STAGES: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Take and tell what all parts of a program do."""
     NEED: tl.constexpr = MODE if MODE == "log" else ""
@@ -202,9 +210,9 @@ def taking(
         after = beside_of(y, y_steps, n, first, programs, later, parts, NEED, UP, G, E, NW)
         mbarrier.wait(arrived.index(stage), (i // STAGES) & 1)
         take_part(
-            dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, told, dy_steps, y_steps, first,
-            programs, i, stage, units, parts, n, beside, KIND, MODE, UP, TYPE, ELEMENT, G, E, NW,
-            FULL,
+            dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, told, dy_steps,
+            y_steps, first, programs, i, stage, units, parts, n, beside, KIND, MODE, UP, TYPE,
+            ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
         gl.thread_barrier()  # all have loaded and stored
         mbarrier.arrive(taken.index(stage))
@@ -213,20 +221,21 @@ def taking(
 
 @gluon.jit
 def giving(
-    dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, arrived, taken,
-    last, known, used, dy_steps, x_steps, y_steps, out_steps, n, first, programs, count, parts,
-    KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr, UP: tl.constexpr,
+    dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, inward,
+    arrived, taken, last, known, used, dy_steps, x_steps, y_steps, out_steps, n, first, programs,
+    count, parts, KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr, UP: tl.constexpr,
     TYPE: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     STAGES: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Ask for all parts of a program, and write their gradients when all is known."""
+    LAST: tl.constexpr = MODE == "affine" or MODE == "log"
     for ahead in gl.static_range(STAGES):
         ask_for(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps, x_steps, y_steps, n, first,
             programs, ahead, count, parts, ahead, MODE, UP, ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
         async_copy.mbarrier_arrive(arrived.index(ahead), increment_count=False)
-        if ahead < 2:
+        if LAST and ahead < 2:
             ask_last(
                 x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, ahead, count, parts,
                 MODE, UP, ELEMENT, G, E, NW, FULL,
@@ -240,25 +249,28 @@ def giving(
         after = beside_of(y, y_steps, n, first, programs, later, parts, MODE, UP, G, E, NW)
         mbarrier.wait(arrived.index(stage), phase)
         mbarrier.wait(taken.index(stage), phase)
-        mbarrier.wait(last.index(i & 1), (i >> 1) & 1)
+        if LAST:
+            mbarrier.wait(last.index(i & 1), (i >> 1) & 1)
         mbarrier.wait(known.index(i & 1), (i >> 1) & 1)
         give_part(
-            dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward,
-            dy_steps, x_steps, y_steps, out_steps, n, first, programs, i, stage, parts, beside,
-            KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW, FULL,
+            dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all,
+            inward, dy_steps, x_steps, y_steps, out_steps, n, first, programs, i, stage, parts,
+            beside, KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
         gl.thread_barrier()  # all have loaded
         mbarrier.arrive(used.index(i & 1))
+        # Before the next part: a barrier waits for all that its thread has asked for so far.
+        if LAST:
+            ask_last(
+                x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, i + 2, count, parts,
+                MODE, UP, ELEMENT, G, E, NW, FULL,
+            )  # fmt: skip
+            async_copy.mbarrier_arrive(last.index(i & 1), increment_count=False)
         ask_for(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps, x_steps, y_steps, n, first,
             programs, i + STAGES, count, parts, stage, MODE, UP, ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
         async_copy.mbarrier_arrive(arrived.index(stage), increment_count=False)
-        ask_last(
-            x, y, kept_x, kept_y, x_steps, y_steps, n, first, programs, i + 2, count, parts, MODE,
-            UP, ELEMENT, G, E, NW, FULL,
-        )  # fmt: skip
-        async_copy.mbarrier_arrive(last.index(i & 1), increment_count=False)
         beside = after
 
 
@@ -376,8 +388,8 @@ def beside_of(
 
 @gluon.jit
 def take_part(
-    dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, told, dy_steps, y_steps, first,
-    programs, i, stage, units, parts, n, beside, KIND: tl.constexpr, MODE: tl.constexpr,
+    dy, y, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, told, dy_steps, y_steps,
+    first, programs, i, stage, units, parts, n, beside, KIND: tl.constexpr, MODE: tl.constexpr,
     UP: tl.constexpr, TYPE: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -406,6 +418,10 @@ def take_part(
             tell_last(target + units.to(gl.int64), all_a, all_a, False, G, LINES)
         if MODE == "affine" or MODE == "gate":
             put_by(kept_a, stage, passes, gains, S)
+        if MODE == "mark":
+            kept_all.index(stage).store(all_s)
+        elif MODE == "gate":
+            kept_all.index(stage).store(all_a)
 
 
 @gluon.jit
@@ -468,37 +484,98 @@ def join_wave(
 
 @gluon.jit
 def give_part(
-    dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, dy_steps,
-    x_steps, y_steps, out_steps, n, first, programs, i, stage, parts, beside, KIND: tl.constexpr,
-    TIES: tl.constexpr, MODE: tl.constexpr, UP: tl.constexpr, TYPE: tl.constexpr,
-    ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
+    dy, x, y, out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, kept_all, inward,
+    dy_steps, x_steps, y_steps, out_steps, n, first, programs, i, stage, parts, beside,
+    KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr, UP: tl.constexpr,
+    TYPE: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """Run through a part, with what arrives at it."""
-    LINE: tl.constexpr = line_layout(False, 1, E, NW)
     WORD: tl.constexpr = line_layout(False, 1, E // 32 if E > 32 else 1, NW)
     COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
     LINES: tl.constexpr = lines_layout(False, 1, NW)
-    S: tl.constexpr = stretch_count(MODE, E) + 1
     tile, place = unit_of_wave(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
-    arriving = inward.index(i & 1).load(LINES)
     if MODE == "log":
+        arriving = inward.index(i & 1).load(LINES)
         give_logs(
             dy, x, y, out, kept, kept_x, kept_y, kept_s, kept_a, dy_steps, x_steps, y_steps,
             out_steps, tile, place, begin, stage, i & 1, n, beside, arriving, ELEMENT, UP, G, E, NW,
             FULL,
         )  # fmt: skip
+    elif MODE == "mark":
+        # No place wins where the largest does not; the first of a row always does.
+        largest = the_last(kept_all.index(stage), G, LINES)
+        before = the_last(inward.index(i & 1), G, LINES).to(TYPE)
+        if beats(TIES, largest, before) | (place == 0):
+            give_lines(
+                out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, out_steps, n,
+                tile, begin, stage, i & 1, beside, KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW,
+                FULL,
+            )  # fmt: skip
+        else:
+            at, there = word_offsets(tile, begin, n, out_steps[0], UP, False, 1, G, E, WORD)
+            put_nothing(words + at, there, gl.int32, [G, E // 32], WORD, FULL)
+    elif MODE == "gate":
+        if the_last(kept_all.index(stage), G, LINES) == 0:
+            give_lines(
+                out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, out_steps, n,
+                tile, begin, stage, i & 1, beside, KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW,
+                FULL,
+            )  # fmt: skip
+        else:  # without a winner
+            base, at, there = offsets(
+                tile, begin, n, out_steps[0], out_steps[1], out_steps[2], UP, False, 1, G, E, COPY
+            )
+            put_nothing(out + base + at, there, out.dtype.element_ty, [G, E], COPY, FULL)
     else:
-        T, totals = taken_up(kept_s, stage, S, LINES)
-        passes, gains = T, totals
-        if MODE == "affine" or MODE == "gate":
-            passes, gains = taken_up(kept_a, stage, S, LINES)
-        T = onward(T, passes, arriving, MODE)
-        finish(
-            out, words, kept, kept_x, kept_y, kept_words, stage, i & 1, out_steps[0], out_steps[1],
-            out_steps[2], n, tile, begin, T, totals, gains, beside, KIND, TIES, MODE, UP, TYPE,
-            False, 1, G, E, NW, FULL, LINE, WORD, COPY,
+        give_lines(
+            out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, out_steps, n,
+            tile, begin, stage, i & 1, beside, KIND, TIES, MODE, UP, TYPE, ELEMENT, G, E, NW, FULL,
         )  # fmt: skip
+
+
+@gluon.jit
+def give_lines(
+    out, words, kept, kept_x, kept_y, kept_words, kept_s, kept_a, inward, out_steps, n, tile, begin,
+    stage, last, beside, KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr,
+    UP: tl.constexpr, TYPE: tl.constexpr, ELEMENT: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    NW: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Line by line, as `walks`."""
+    LINE: tl.constexpr = line_layout(False, 1, E, NW)
+    WORD: tl.constexpr = line_layout(False, 1, E // 32 if E > 32 else 1, NW)
+    COPY: tl.constexpr = copy_layout(False, 1, E, ELEMENT, NW)
+    LINES: tl.constexpr = lines_layout(False, 1, NW)
+    S: tl.constexpr = stretch_count(MODE, E) + 1
+    T, totals = taken_up(kept_s, stage, S, LINES)
+    passes, gains = T, totals
+    if MODE == "affine" or MODE == "gate":
+        passes, gains = taken_up(kept_a, stage, S, LINES)
+    T = onward(T, passes, inward.index(last).load(LINES), MODE)
+    finish(
+        out, words, kept, kept_x, kept_y, kept_words, stage, last, out_steps[0], out_steps[1],
+        out_steps[2], n, tile, begin, T, totals, gains, beside, KIND, TIES, MODE, UP, TYPE, False,
+        1, G, E, NW, FULL, LINE, WORD, COPY,
+    )  # fmt: skip
+
+
+@gluon.jit
+def the_last(kept, G: tl.constexpr, LINES: tl.constexpr):
+    """What was kept of the last of a part's lines."""
+    return gl.sum(gl.sum(kept.slice(G - 1, 1, 0).load(LINES), 0), 0)
+
+
+@gluon.jit
+def put_nothing(
+    target, there, TYPE: tl.constexpr, SHAPE: tl.constexpr, LAYOUT: tl.constexpr,
+    FULL: tl.constexpr,
+):  # fmt: skip
+    nothing = gl.full(SHAPE, 0, TYPE, LAYOUT)
+    if FULL:
+        gl.store(target, nothing)
+    else:
+        gl.store(target, nothing, mask=there)
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import exp_of_difference
-from .stretches import affine, larger, log_add, pick, ratio
+from .stretches import affine, fading, larger, log_add, pick, ratio, times
 from .tiles import fetch, put
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -155,10 +155,11 @@ def log_tile(
 def careful_logs(
     arrays, dy_steps, x_steps, y_steps, out_steps, at, n, arriving,
     DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr,
-    FLIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    FLIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr, FADES: tl.constexpr = False,
 ):  # fmt: skip
     """A tile whose y are far apart or not finite, by pairs in f64, in small steps: what they need
-    is read again, so that the usual way keeps its registers."""
+    is read again, so that the usual way keeps its registers. FADES: see `fading`, which takes
+    registers that others do not have."""
     dy, x, y, out = arrays
     H: tl.constexpr = eighth(C)
     begin = tl.min(at[2], 0)
@@ -173,14 +174,14 @@ def careful_logs(
         c = ratio(v, fetch(y, Y, ahead, y_steps, 0.0, True, False))
         c = tl.broadcast_to(tl.where(has_next[None, :], c, 1.0), (R, H))
         d = tl.where(mask[None, :], d, 0.0)
-        a, sums = tl.associative_scan((c, d), 1, affine, reverse=False)
+        a, sums = tl.associative_scan((c, d), 1, fading if FADES else affine, reverse=False)
         sums += a * s[:, None]
         if FLIP:
             first = (index == low + H - 1)[None, :]
         else:
             first = (index == low)[None, :]
         s = pick(sums, first)
-        factor = factor * pick(a, first)
+        factor = times(factor, pick(a, first)) if FADES else factor * pick(a, first)
         if PHASE != "partial":
             dx = tl.where(u == -_INFINITY, 0.0, tl.exp(u - v) * sums)
             tl.debug_barrier()  # threads that hold the same have loaded dy, which may be dx

@@ -5,11 +5,29 @@ far end, and where no y is given the scan's own state, its winner or m + log e.
 import triton
 import triton.language as tl
 
+# exp of less than this is 0 in f64: half its least number, and that is rounded to 0.
+NOTHING = tl.constexpr(-745.1332191019411)
+LEAST = tl.constexpr(2.0**-1074)
+
 
 @triton.jit
 def affine(c1, s1, c2, s2):
     """(c, s) stands for S ↦ s + c · S; the first argument is the part nearer the far end."""
     return c1 * c2, s2 + c2 * s1
+
+
+@triton.jit
+def fading(c1, s1, c2, s2):
+    """The same of factors that are never larger than 1, in f64."""
+    return times(c1, c2), s2 + c2 * s1
+
+
+@triton.jit
+def times(a, b):
+    """The product of two such factors, 0 only where one of them is: what is infinite stays so,
+    however small the factors are that it meets one by one."""
+    product = a * b
+    return tl.where((product == 0.0) & (a != 0.0) & (b != 0.0), LEAST, product)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp, power_of_two_f32, powered, split_exp
 from .line_scans import behind_sum, both_added, even, exp_between, near_enough
-from .stretches import ratio
+from .stretches import NOTHING, ratio, times
 from .walk_memory import (
     address_of,
     ask,
@@ -29,7 +29,7 @@ from .walk_memory import (
     unit_of,
 )
 from .walks import block_of, nth, store_part
-from .waves import tell_last
+from .waves import both_last, tell_last
 
 _INFINITY = tl.constexpr(float("inf"))
 # Sums are larger by so much: weights are down to e⁻²⁰, and a small dy times them is to stay a
@@ -169,12 +169,13 @@ def take_logs(
     NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """For `held_scans`: tell, bare, what leaves the near end of a part where nothing arrives, and y
-    of that place; keep what is behind its lines, and whether it is a usual part."""
+    of that place, with whether some factor on the way to it is 0; keep what is behind its lines,
+    and whether it is a usual part."""
     LINE: tl.constexpr = line_layout(False, 1, E, NW)
     LINES: tl.constexpr = lines_layout(False, 1, NW)
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     line = begin + (G - 1 - number if UP else number) * E
-    low, high, _past = ends
+    low, high, past = ends
     ref, ref_e, usual = reference_of(low, high)
     terms = terms_of(
         kept, kept_y, stage, begin, n, line, ref, ref_e, ELEMENT, UP, False, 1, G, E, FULL, LINE,
@@ -187,14 +188,18 @@ def take_logs(
     s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
     leaving = bared(s.to(gl.float64), low[None, :], ref[None, :])
     good = least(gl.where(finite(s) & usual[None, :], 1, 0))
+    # Of a usual part only the step behind it can be so large.
+    step = high.to(gl.float64) - past.to(gl.float64)
+    shut = number * 0 + gl.where(step < NOTHING, 1, 0)[None, :]
     if good == 0:
-        leaving, _a, _behind, _passes = careful_totals(
+        leaving, a, _behind, _passes = careful_totals(
             dy, y, tile, line, n, dy_steps[0], dy_steps[1], y_steps[1], dy_steps[2], y_steps[2],
             UP, False, 1, E, LINES,
         )  # fmt: skip
+        shut = gl.where(a == 0.0, 1, 0)
     tell_last(target, leaving, leaving, False, G, LINES)
     near = gl.zeros_like(leaving) + low[None, :]
-    tell_last(target + units.to(gl.int64), near, near, False, G, LINES)
+    tell_last(target + units.to(gl.int64), near, shut, True, G, LINES)
     kept_s.index(stage).store(behind)
     kept_good.index(stage).store(gl.full([G, 1], 0, gl.int32, LINES) + good)
 
@@ -305,20 +310,30 @@ def arrived_logs(
     heard_s, heard_low, lane, needed, base, first, programs, units, parts, place, past, next_past,
     before,
 ):  # fmt: skip
-    """As `waves.arrived`: what arrives at this program's part of a wave, in terms of y `past` it,
-    and at the wave after, in terms of y past this program's part of that one; `before` arrived at
-    this wave. What goes from wave to wave counts where a row has all of a wave: then each program
-    has a part of it, and may take its own y for a measure."""
+    """As `waves.arrived_from`: what arrives at this program's part of a wave, in terms of y `past`
+    it, and at the wave after, in terms of y past this program's part of that one; `before` arrived
+    at this wave. What goes from wave to wave counts where a row has all of a wave: then each
+    program has a part of it, and may take its own y for a measure.
+
+    The factor from one y to another is never 0 as long as both are finite. What passes a part with
+    a factor that is 0, which its last bit tells, is multiplied by 0: no infinity comes through."""
     s = heard_s.to(gl.float64, bitcast=True)
-    low = heard_low.to(gl.float64, bitcast=True)
+    low = (heard_low & -2).to(gl.float64, bitcast=True)
     end = gl.minimum(base + programs, units)
     own = first - place  # lane of the row's first part
     next_own = end - end % parts - base
-    here = gl.where((needed != 0) & (lane >= own) & (lane < first), s * weight(past, low), 0.0)
-    there = gl.where((needed != 0) & (lane >= next_own), s * weight(next_past, low), 0.0)
+    shut = (needed != 0) & ((heard_low & 1) != 0)
+    shut_me, shut_next = gl.reduce(
+        (gl.where(shut & (lane < first), lane, -1), gl.where(shut, lane, -1)), 0, both_last
+    )
+    to_me = gl.where(lane < shut_me, 0.0, weight(past, low))
+    to_next = gl.where(lane < shut_next, 0.0, weight(next_past, low))
+    here = gl.where((needed != 0) & (lane >= own) & (lane < first), s * to_me, 0.0)
+    there = gl.where((needed != 0) & (lane >= next_own), s * to_next, 0.0)
     here, there = gl.reduce((here, there), 0, both_added)
-    here = gl.where(own < 0, here + before, here)
-    there = gl.where(next_own < 0, there + before * decay(next_past, past), there)
+    here = gl.where(own < 0, here + before * gl.where(shut_me < 0, 1.0, 0.0), here)
+    fades = gl.where(shut_next < 0, decay(next_past, past), 0.0)
+    there = gl.where(next_own < 0, there + before * fades, there)
     return here, there
 
 
@@ -466,14 +481,6 @@ def careful_totals(
         (a, s, gl.zeros_like(s) + 1.0, gl.zeros_like(s)), 0, behind_factors
     )
     return s, a, behind, passes
-
-
-@triton.jit
-def times(a, b):
-    """The product of two factors, 0 only where one of them is: what is infinite stays so, however
-    small the factors are that it meets one by one."""
-    product = a * b
-    return tl.where((product == 0.0) & (a != 0.0) & (b != 0.0), _LEAST, product)
 
 
 @triton.jit
