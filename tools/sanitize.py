@@ -64,8 +64,8 @@ def in_parts(spec: KindSpec, element: ElementKind) -> Iterator[Problem]:
         element = ElementKind.F32
     some: Any = {Engine.ROW_STATE: held, Engine.RECURRENCE: walked_or_held}.get(spec.engine)
     met = set()
-    for case, program in some(spec, element) if some else ():
-        last = program.steps[-1]
+    for case, launched in some(spec, element) if some else ():
+        last = launched.steps[-1]
         fixed = dict(last.constants)
         way = (last.kernel, program.layout, fixed["FULL"], fixed.get("MORE"))
         if way not in met:
