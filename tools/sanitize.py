@@ -67,7 +67,7 @@ def in_parts(spec: KindSpec, element: ElementKind) -> Iterator[Problem]:
     for case, launched in some(spec, element) if some else ():
         last = launched.steps[-1]
         fixed = dict(last.constants)
-        way = (last.kernel, program.layout, fixed["FULL"], fixed.get("MORE"))
+        way = (last.kernel, launched.layout, fixed["FULL"], fixed.get("MORE"))
         if way not in met:
             met.add(way)
             yield Problem(case)
