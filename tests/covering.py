@@ -15,6 +15,7 @@ import pytest
 
 from gradplan import cases
 from gradplan.backends.gpu import (
+    alone,
     aot,
     chained,
     maps,
@@ -37,7 +38,7 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    modules = (maps, rows, recurrence, tiled, chained, walked, segments, program)
+    modules = (maps, rows, recurrence, tiled, alone, chained, walked, segments, program)
     sources = "".join(map(inspect.getsource, modules))
     kernels = "|".join(path.stem for path in Path(walked.__file__).parent.glob("kernels/*.py"))
     return set(re.findall(rf'"((?:{kernels})\.[a-z_]+)"', sources))

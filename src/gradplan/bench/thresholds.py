@@ -188,7 +188,8 @@ def _by_side(shapes: Choice, short: bool = False) -> Ask:
                     pair = (one, tiles[1]) if half else (tiles[0], one)
                     made = _with_entry(table, name, k, (kind, *pair))
                     tables["x".join(map(str, one))] = made
-                probes = _on_shapes(kind or "cummax", shapes, half)
+                other = "cumprod" if short else "cummax"
+                probes = _on_shapes(kind or other, shapes, half)
                 label = _label(name, kind, half)
                 yield Question(label, "x".join(map(str, now)), tables, probes)
 
@@ -347,6 +348,8 @@ FIELDS: dict[str, Ask | str] = {
     "scan_columns": _on(
         _probes("cumsum", (128, 1 << 19), 0), _probes("cumprod", (256, 1 << 18), 0)
     ),
+    "alone": _by_kind("cummax", [((1024, 64, 1024), 1)], 32, 256),
+    "alone_axis": "as many additions as the guarantee allows for",
     "scan_column_bytes": _RARE,
     "scan_column_step": _RARE,
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),

@@ -111,6 +111,11 @@ class Table:
     """Elements of a scan a thread: decides the number of warps."""
     scan_columns: int
     """The longest axis of neighbouring rows that stays in registers."""
+    alone: Lines
+    """Neighbouring rows of cummax and cummin that a thread takes alone: how many a program has, of
+    halves two a thread at least (0: never), and its warps ..."""
+    alone_axis: int
+    """... along an axis of so many places at most."""
     scan_column_bytes: int
     """Neighbouring rows of a longer axis: so many that no thread shares its rows ..."""
     scan_column_step: int
@@ -342,6 +347,8 @@ _SM_90 = Table(
     scan_product=(8192, 1024),
     scan_words=16,
     scan_columns=128,
+    alone=(("", 256, 4, 128, 4),),
+    alone_axis=64,  # a chain of additions, of which the guarantee allows for some more
     scan_column_bytes=1024,
     scan_column_step=4,
     scan_column_few=64,
@@ -493,6 +500,8 @@ _INTERPRETER = Table(
     scan_product=(64, 64),
     scan_words=32,
     scan_columns=16,
+    alone=(("", 4, 1, 4, 1),),
+    alone_axis=8,
     scan_column_bytes=64,
     scan_column_step=4,
     scan_column_few=8,
