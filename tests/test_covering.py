@@ -55,6 +55,27 @@ def test_large_cases_meet_every_kernel_and_long_shape():
     assert min(long.values()) >= 300_001
 
 
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("ties", ["first", "last"])
+@pytest.mark.parametrize("kind", ["cummax", "cummin"])
+def test_short_rows_side_by_side_are_read_without_y(kind, ties, element):
+    """By a thread each; longer ones, and few beside each other, are not."""
+    spec = next(spec for spec in SPECS if spec.kind == kind)
+    for shape, alone in (
+        ((2048, 64, 512), True),
+        ((9, 33, 250), True),
+        ((2048, 65, 512), False),
+        ((2048, 64, 16), False),
+    ):
+        desc = cases.describe(spec, element, shape, (1,), ties=ties)
+        made = program_of(Case(desc=desc))
+        kernels = [step.kernel for step in made.steps]
+        assert (kernels == ["alone.scan_alone"]) is alone, (shape, kernels)
+        if alone:
+            assert (made.reads["y"], made.workspace_bytes) == (0, 0)
+            assert made.steps[0].grid * dict(made.steps[0].constants)["R"] >= shape[0] * shape[2]
+
+
 @pytest.mark.parametrize("layout", [one for one in Layout if one is not Layout.BROADCAST])
 def test_strides_are_told_without_arrays(layout):
     for spec in SPECS:

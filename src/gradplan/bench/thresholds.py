@@ -198,6 +198,7 @@ def _by_side(shapes: Choice, short: bool = False) -> Ask:
 
 _PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
+    "resident_lines": ("cumsum", [((8192, 8192), 1)]),
     "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", _narrow),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from ...descriptors import ScanBackwardDescriptor
+from ...kinds import ElementKind
 from .launch import Step, all_registers
 from .operands import lined, pointers_of
 from .program import Program, Strides, integer, up
@@ -20,7 +21,9 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     given = {name: steps for name, steps in strides.items() if name != "y"}
     geometry, modes, flip, columns = lined(desc, given)
     n, beside = geometry.axis.size, geometry.rows.dims[0].extent
-    r, warps = table.part_of("alone", desc.kind, desc.element)
+    # Of f64 as many as of f32, one a thread.
+    narrow = ElementKind.F32 if desc.element is ElementKind.F64 else desc.element
+    r, warps = table.part_of("alone", desc.kind, narrow)
     length = up(n)
     if not r or not columns or not {*modes} <= {"c", "n"}:
         return None

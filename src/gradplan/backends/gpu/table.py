@@ -151,8 +151,9 @@ class Table:
     narrow_side: tuple[tuple[str, Side, Side], ...]
     """... and of longer ones where `side` makes fewer tiles ..."""
     ahead: ByPlace
-    """Of rows side by side, so many tiles before its turn what a tile reads is asked for; of rows
-    in clusters, so many times `fill` programs."""
+    """Of rows side by side, so many tiles before its turn what a tile reads is asked for; of sums
+    of rows in lines, whether it is in registers by then; of rows in clusters, so many times `fill`
+    programs."""
     strips: int
     """... than so many."""
     side_chunk: int
@@ -517,7 +518,7 @@ _INTERPRETER = Table(
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     short_side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     narrow_side=(("", (4, 2, 4, 1), (2, 4, 2, 1)),),
-    ahead=(("side", "", 1, 0), ("narrow_side", "", 0, 2)),
+    ahead=(("side", "", 1, 0), ("narrow_side", "", 0, 2), ("lines", "cumsum", 1, 0)),
     strips=3,
     side_chunk=12,
     side_window=2,
