@@ -198,6 +198,7 @@ def _by_side(shapes: Choice, short: bool = False) -> Ask:
 
 _PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
+    "alone_rows": ("cummax", [((1 << 16, 1024), 1)]),
     "resident_lines": ("cumsum", [((8192, 8192), 1)]),
     "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
@@ -351,6 +352,7 @@ FIELDS: dict[str, Ask | str] = {
     ),
     "alone": _by_kind("cummax", [((1024, 64, 1024), 1)], 32, 256),
     "alone_axis": "as many additions as the guarantee allows for",
+    "alone_rows": _by_place((0, 1024)),
     "scan_column_bytes": _RARE,
     "scan_column_step": _RARE,
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),

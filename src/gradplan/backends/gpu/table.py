@@ -116,6 +116,8 @@ class Table:
     halves two a thread at least (0: never), and its warps ..."""
     alone_axis: int
     """... along an axis of so many places at most."""
+    alone_rows: ByPlace
+    """The longest row in one run, of 2ᵏ places, that a warp takes alone; 1024 at most."""
     scan_column_bytes: int
     """Neighbouring rows of a longer axis: so many that no thread shares its rows ..."""
     scan_column_step: int
@@ -350,6 +352,7 @@ _SM_90 = Table(
     scan_columns=128,
     alone=(("", 256, 4, 128, 4),),
     alone_axis=64,  # a chain of additions, of which the guarantee allows for some more
+    alone_rows=(("alone_rows", "", 1024, 1024),),
     scan_column_bytes=1024,
     scan_column_step=4,
     scan_column_few=64,
@@ -503,6 +506,7 @@ _INTERPRETER = Table(
     scan_columns=16,
     alone=(("", 4, 1, 4, 1),),
     alone_axis=8,
+    alone_rows=(("alone_rows", "", 256, 0),),
     scan_column_bytes=64,
     scan_column_step=4,
     scan_column_few=8,

@@ -48,21 +48,21 @@ def scan_alone(
     rows = first + gl.arange(0, R, LANES)
     row_mask = rows < row_dims[0]
     # Places are numbered in the order of the scan, which the recurrence goes through backwards;
-    # those beyond the end of a shorter row come last, are 0 and change nothing.
+    # the last of a shorter row stands for those beyond it too.
     at, step = start_of(x, outer, rows, row_dims, row_x, axis_x, n, FLIP)
     u = ()
     for k in gl.static_range(0, C):
-        u = u + (gl.load(at) if FULL else gl.load(at, mask=row_mask & (k < n), other=0.0),)
-        at += step
+        u = u + (gl.load(at) if FULL else gl.load(at, mask=row_mask, other=0.0),)
+        at += step if FULL else gl.where(k + 1 < n, step, 0)
     words = winners_of(u, KIND, TIES, ELEMENT, TYPE, PAIRS, R, C, LANES)
     at, step = start_of(dy, outer, rows, row_dims, row_dy, axis_dy, n, FLIP)
-    at += (C - 1) * step
+    at += (n - 1) * step
     d = ()
     for k in gl.static_range(C - 1, -1, -1):
-        d = (gl.load(at) if FULL else gl.load(at, mask=row_mask & (k < n), other=0.0),) + d
-        at -= step
+        d = (gl.load(at) if FULL else gl.load(at, mask=row_mask, other=0.0),) + d
+        at -= step if FULL else gl.where(k < n, step, 0)
     at, step = start_of(out, outer, rows, row_dims, row_out, axis_out, n, FLIP)
-    at += (C - 1) * step
+    at += (n - 1) * step
     T = gl.full([R], 0.0, TYPE, LANES)
     for k in gl.static_range(C - 1, -1, -1):
         S = unpacked(d[k]).to(TYPE) + T
@@ -70,9 +70,11 @@ def scan_alone(
         value = value.to(out.dtype.element_ty)
         if FULL:
             gl.store(at, value)
+            at -= step
         else:
+            T = gl.where(k < n, T, 0.0)
             gl.store(at, value, mask=row_mask & (k < n))
-        at -= step
+            at -= gl.where(k < n, step, 0)
 
 
 @gluon.jit
