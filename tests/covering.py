@@ -247,6 +247,8 @@ def options(spec, element):
 # What the thresholds of a real GPU need to meet every variant, by size: shapes and axes, one line
 # a reason.
 LARGE = [
+    ((300, 512), (1,)),  # a warp takes a row alone, of cummax and cummin
+    ((5, 3, 1024), (2,)),
     ((40, 1000, 32), (1,)),  # columns in a cluster
     ((5000,), (0,)),  # one flat run
     ((530, 300), (1,)),  # many short rows to a program

@@ -188,8 +188,7 @@ def _by_side(shapes: Choice, short: bool = False) -> Ask:
                     pair = (one, tiles[1]) if half else (tiles[0], one)
                     made = _with_entry(table, name, k, (kind, *pair))
                     tables["x".join(map(str, one))] = made
-                other = "cumprod" if short else "cummax"
-                probes = _on_shapes(kind or other, shapes, half)
+                probes = _on_shapes(kind or "cummax", shapes, half)
                 label = _label(name, kind, half)
                 yield Question(label, "x".join(map(str, now)), tables, probes)
 
@@ -399,15 +398,17 @@ FIELDS: dict[str, Ask | str] = {
 }
 
 
-_WALKED = ("walked_", "held_scans")
+_WALKED = ("walked_", "held_scans", "alone")
 
 
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:
     """What there is to be measured of these fields, or of all."""
     # Tiles in registers stand aside for parts in shared memory, but where addresses are not
-    # aligned, and elements are f64: they are measured by themselves.
+    # aligned, and elements are f64, and for rows that one takes alone: they are measured by
+    # themselves.
     never: Lines = (("", 0, 1, 0, 1),)
     apart = replace(table, walked_rows=never, walked_columns=never, held_scans=never)
+    apart = replace(apart, alone=never, alone_rows=())
     for name, ask in FIELDS.items():
         if not isinstance(ask, str) and (names is None or name in names):
             yield from ask(name, table if name.startswith(_WALKED) else apart)
