@@ -15,6 +15,7 @@ import pytest
 
 from gradplan import cases
 from gradplan.backends.gpu import (
+    alone,
     aot,
     chained,
     maps,
@@ -37,7 +38,7 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    modules = (maps, rows, recurrence, tiled, chained, walked, segments, program)
+    modules = (maps, rows, recurrence, tiled, alone, chained, walked, segments, program)
     sources = "".join(map(inspect.getsource, modules))
     kernels = "|".join(path.stem for path in Path(walked.__file__).parent.glob("kernels/*.py"))
     return set(re.findall(rf'"((?:{kernels})\.[a-z_]+)"', sources))
@@ -246,6 +247,8 @@ def options(spec, element):
 # What the thresholds of a real GPU need to meet every variant, by size: shapes and axes, one line
 # a reason.
 LARGE = [
+    ((300, 512), (1,)),  # a warp takes a row alone, of cummax and cummin
+    ((5, 3, 1024), (2,)),
     ((40, 1000, 32), (1,)),  # columns in a cluster
     ((5000,), (0,)),  # one flat run
     ((530, 300), (1,)),  # many short rows to a program

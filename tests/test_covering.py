@@ -22,7 +22,7 @@ from gradplan import cases, verify
 from gradplan.backends.gpu import programs
 from gradplan.cases import Case, Layout
 from gradplan.kinds import OpCategory
-from gradplan.registry import ELEMENTS
+from gradplan.registry import ELEMENTS, Engine
 
 ARCH = "sm_90"
 
@@ -53,6 +53,37 @@ def test_large_cases_meet_every_kernel_and_long_shape():
     assert kernels == named_kernels()
     assert shapes >= {*LONG, LONGEST}
     assert min(long.values()) >= 300_001
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("ties", ["first", "last"])
+@pytest.mark.parametrize("kind", ["cummax", "cummin"])
+def test_short_rows_side_by_side_are_read_without_y(kind, ties, element):
+    """By a thread each; longer ones, and few beside each other, are not."""
+    spec = next(spec for spec in SPECS if spec.kind == kind)
+    for shape, alone in (
+        ((2048, 64, 512), True),
+        ((9, 33, 250), True),
+        ((2048, 65, 512), False),
+        ((2048, 64, 16), False),
+    ):
+        desc = cases.describe(spec, element, shape, (1,), ties=ties)
+        made = program_of(Case(desc=desc))
+        kernels = [step.kernel for step in made.steps]
+        assert (kernels == ["alone.scan_alone"]) is alone, (shape, kernels)
+        if alone:  # all rows, by one launch
+            assert (made.reads["y"], made.workspace_bytes) == (0, 0)
+            assert made.steps[0].grid * dict(made.steps[0].constants)["R"] >= shape[0] * shape[2]
+
+
+@problems([spec for spec in SPECS if spec.ties and spec.engine is Engine.RECURRENCE], ELEMENTS[:3])
+def test_rows_that_a_warp_takes_are_read_without_y(spec, element):
+    for n, alone in ((1024, True), (256, True), (1000, False), (128, False), (2048, False)):
+        made = program_of(Case(desc=cases.describe(spec, element, (300, n), (1,))))
+        kernels = [step.kernel for step in made.steps]
+        assert (kernels == ["row_alone.scan_row_alone"]) is alone, (n, kernels)
+        if alone:
+            assert (made.reads["y"], made.workspace_bytes, made.steps[0].grid) == (0, 0, 300)
 
 
 @pytest.mark.parametrize("layout", [one for one in Layout if one is not Layout.BROADCAST])

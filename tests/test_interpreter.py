@@ -114,6 +114,24 @@ def test_rows_of_few_parts_that_are_held(spec, element):
 WALKED = [spec for spec in SPECS if spec.engine is Engine.RECURRENCE]
 
 
+@problems([spec for spec in WALKED if spec.ties], HALVES)
+def test_rows_that_a_warp_takes_alone(spec, element):
+    """All data; options take turns."""
+    asked = cases.options_of(spec, element)
+    missed = []
+    for k, data in enumerate(cases.data_of(spec), ELEMENTS.index(element)):
+        fields, without = asked[k % len(asked)]
+        desc = cases.describe(spec, element, (2, 256), (1,), **fields)
+        problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
+        launch_it = bound(problem)
+        assert (launch_it.sku.variant, launch_it.sku.layout) == ("resident_marked", "rows")
+        launch_it()
+        outcome = problem.outcome(problem.plan("cpu", TRITON).precision_guarantee.relative_error)
+        if not outcome.ok:
+            missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
 def walking():
     """The interpreter's table, with scans that are walked or held, in parts of 32 lines."""
     sizes = (

@@ -197,6 +197,8 @@ def _by_side(shapes: Choice, short: bool = False) -> Ask:
 
 _PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
+    "alone_rows": ("cummax", [((1 << 16, 1024), 1)]),
+    "resident_lines": ("cumsum", [((8192, 8192), 1)]),
     "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", _narrow),
@@ -347,6 +349,9 @@ FIELDS: dict[str, Ask | str] = {
     "scan_columns": _on(
         _probes("cumsum", (128, 1 << 19), 0), _probes("cumprod", (256, 1 << 18), 0)
     ),
+    "alone": _by_kind("cummax", [((1024, 64, 1024), 1)], 32, 256),
+    "alone_axis": "as many additions as the guarantee allows for",
+    "alone_rows": _by_place((0, 1024)),
     "scan_column_bytes": _RARE,
     "scan_column_step": _RARE,
     "scan_column_few": _on(_probes("cumprod", (8192, 8192), 0, without=_NO_Y)),
@@ -398,15 +403,17 @@ FIELDS: dict[str, Ask | str] = {
 }
 
 
-_WALKED = ("walked_", "held_scans")
+_WALKED = ("walked_", "held_scans", "alone")
 
 
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:
     """What there is to be measured of these fields, or of all."""
     # Tiles in registers stand aside for parts in shared memory, but where addresses are not
-    # aligned, and elements are f64: they are measured by themselves.
+    # aligned, and elements are f64, and for rows that one takes alone: they are measured by
+    # themselves.
     never: Lines = (("", 0, 1, 0, 1),)
     apart = replace(table, walked_rows=never, walked_columns=never, held_scans=never)
+    apart = replace(apart, alone=never, alone_rows=())
     for name, ask in FIELDS.items():
         if not isinstance(ask, str) and (names is None or name in names):
             yield from ask(name, table if name.startswith(_WALKED) else apart)

@@ -45,6 +45,7 @@ _SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((4096, 64), (1,)),  # many short rows to a program
     ((4096, 100), (1,)),
     ((1024, 1000), (1,)),  # a row in registers
+    ((512, 1024), (1,)),  # a row that a warp takes alone, of cummax and cummin
     ((1024, 8192), (1,)),  # the longest of them
     ((512, 40000), (1,)),  # rows enough to fill the machine, too long for registers
     ((512, 40001), (1,)),

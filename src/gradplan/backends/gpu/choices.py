@@ -185,6 +185,7 @@ def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
+    barred = replace(barred, alone_rows=())
     never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER, walked_from=())
     if other == "held":
         barred = never_walked

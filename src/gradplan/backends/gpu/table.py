@@ -111,6 +111,13 @@ class Table:
     """Elements of a scan a thread: decides the number of warps."""
     scan_columns: int
     """The longest axis of neighbouring rows that stays in registers."""
+    alone: Lines
+    """Neighbouring rows of cummax and cummin that a thread takes alone: how many a program has, of
+    halves two a thread at least (0: never), and its warps ..."""
+    alone_axis: int
+    """... along an axis of so many places at most."""
+    alone_rows: ByPlace
+    """The longest row in one run, of 2ᵏ places, that a warp takes alone; 1024 at most."""
     scan_column_bytes: int
     """Neighbouring rows of a longer axis: so many that no thread shares its rows ..."""
     scan_column_step: int
@@ -146,8 +153,9 @@ class Table:
     narrow_side: tuple[tuple[str, Side, Side], ...]
     """... and of longer ones where `side` makes fewer tiles ..."""
     ahead: ByPlace
-    """Of rows side by side, so many tiles before its turn what a tile reads is asked for; of rows
-    in clusters, so many times `fill` programs."""
+    """Of rows side by side, so many tiles before its turn what a tile reads is asked for; of sums
+    of rows in lines, whether it is in registers by then; of rows in clusters, so many times `fill`
+    programs."""
     strips: int
     """... than so many."""
     side_chunk: int
@@ -348,6 +356,9 @@ _SM_90 = Table(
     scan_product=(8192, 1024),
     scan_words=16,
     scan_columns=128,
+    alone=(("", 256, 4, 128, 4),),
+    alone_axis=64,  # a chain of additions, of which the guarantee allows for some more
+    alone_rows=(("alone_rows", "", 1024, 1024),),
     scan_column_bytes=1024,
     scan_column_step=4,
     scan_column_few=64,
@@ -503,6 +514,9 @@ _INTERPRETER = Table(
     scan_product=(64, 64),
     scan_words=32,
     scan_columns=16,
+    alone=(("", 4, 1, 4, 1),),
+    alone_axis=8,
+    alone_rows=(("alone_rows", "", 256, 0),),
     scan_column_bytes=64,
     scan_column_step=4,
     scan_column_few=8,
@@ -518,7 +532,7 @@ _INTERPRETER = Table(
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     short_side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     narrow_side=(("", (4, 2, 4, 1), (2, 4, 2, 1)),),
-    ahead=(("side", "", 1, 0), ("narrow_side", "", 0, 2)),
+    ahead=(("side", "", 1, 0), ("narrow_side", "", 0, 2), ("lines", "cumsum", 1, 0)),
     strips=3,
     side_chunk=12,
     side_window=2,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ...descriptors import ScanBackwardDescriptor
 from ...kinds import ElementKind, ScanKind, TieRule
+from . import alone
 from .chained import ALIGNED, changed, cut_of
 from .chained import steps as chained_steps
 from .launch import COUNTERS, WORKSPACE, Int, Pointer, Step, all_registers
@@ -25,6 +26,9 @@ _WORDS = {1: "i8", 2: "i16", 4: "i32"}
 
 def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
     """The program for arrays with these strides."""
+    made = alone.program(desc, strides, table)
+    if made is not None:
+        return made
     if _may_mark(desc, strides, table):
         marked = _Tiled(desc, strides, table, marks=True)
         made = marked.made() if marked.can_mark() else None
@@ -166,7 +170,8 @@ class _Tiled:
         resident = self.length <= size
         c = max(2 * v, min(self.length, size))
         r = min(up(self.beside), max(1, size // c)) if resident else 1
-        return _Tile(r, c, v, max(1, size // (32 * each)), resident)
+        ahead = self.table.number_of(self.table.ahead, "lines", self.kind, self.desc.element)
+        return _Tile(r, c, v, max(1, size // (32 * each)), resident, ahead=ahead)
 
     def side_lines(self) -> _Tile | None:
         """The same of rows side by side, if they are long enough for two lines."""
@@ -266,7 +271,8 @@ class _Tiled:
             aligned=tuple(name for name in self.aligned if name in x_alone),
         )
         if not self.columns:  # in tiles of its own
-            size, each = table.lines_of(ScanKind.CUMSUM, self.desc.element, self.length)
+            # As sums of short rows have them, whatever the length.
+            size, each = table.lines_of(ScanKind.CUMSUM, self.desc.element, 1)
             c = max(2 * tile.v, min(self.length, size))
             r = min(up(self.beside), max(1, size // c)) if self.length <= size else 1
             launch = changed(
@@ -373,8 +379,10 @@ class _Tiled:
         table, tile, kind = self.table, self.tile, self.kind
         # Two reads in one program need more, of rows side by side.
         usual = phase in ("whole", "resident") or not self.columns
-        if usual and self.full and not self.wide and (self.columns or not tile.resident):
-            found = table.number_of(table.registers, tile.place, kind, self.desc.element)
+        if usual and self.full and not self.wide:
+            whole = tile.resident and not self.columns
+            place = "resident_lines" if whole else tile.place
+            found = table.number_of(table.registers, place, kind, self.desc.element)
             if found:
                 return found
         # Lest the assembler spill a few registers where it has more.

@@ -224,6 +224,11 @@ def lines_chunk(
     else:
         block = M - 1 - number
     nearest = spread(tl.arange(0, M) == M - 1, not SIDE)
+    # Rows that are only summed up: a tile is in registers before its turn.
+    KEPT: tl.constexpr = AHEAD > 0 and not SIDE
+    if KEPT:
+        far = (begin_part if FLIP else begin_part + count - 1).to(n.dtype) * C + block * V
+        to_come = raw_line_of(dy, dy_base, axis_dy, far, row_mask, n, SIDE, V, FULL, SPENT)
     for step in range(0, count):
         if FLIP:
             part = begin_part + step
@@ -238,7 +243,7 @@ def lines_chunk(
         after = start + V if UP else start - 1
         before = start - 1 if UP else start + V
         last = tl.minimum(begin + C, n) - 1
-        if AHEAD > 0:
+        if AHEAD > 0 and SIDE:
             # What a later tile reads is on its way from memory before its turn.
             to_come = begin + AHEAD * C if FLIP else begin - AHEAD * C
             left = row_dims[0] - first
@@ -253,9 +258,18 @@ def lines_chunk(
                 bring(
                     y, row_base(outer, first, row_dims, row_y, SIDE), axis_y, to_come, n, left, R, C
                 )
-        d = line_of(
-            dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT
-        )  # fmt: skip
+        if KEPT:
+            raw = to_come
+            further = start + C if FLIP else start - C
+            to_come = raw_line_of(
+                dy, dy_base, axis_dy, further, row_mask & (step + 1 < count), n, SIDE, V, False,
+                SPENT,
+            )  # fmt: skip
+            d = widened_line(raw, TYPE, SIDE, L, V)
+        else:
+            d = line_of(
+                dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT
+            )  # fmt: skip
         if KIND == "log_cumsum_exp":
             u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
             v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
