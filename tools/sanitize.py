@@ -47,7 +47,7 @@ _sort = segments._sort
 def _sort_with_marks(problem: Any, places: dict[str, int], *rest: Any) -> Iterator[launch.Step]:
     """The one place where memory that nobody wrote is read on purpose: see `kernels.moves`."""
     if not problem.desc.accumulate:
-        yield program.clearing(places["marks"], problem.desc.num_embeddings)
+        yield program.clearing(places["marks"], (places["bounds"] - places["marks"]) // 8)
     yield from _sort(problem, places, *rest)
 
 

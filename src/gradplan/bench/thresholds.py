@@ -392,6 +392,7 @@ FIELDS: dict[str, Ask | str] = {
     "chunk_more": _on(_SAME),
     "chunk_more_bytes": _on(_SAME),
     "together_more": _on(_SAME),
+    "mark_blocks": _on(_SMALL),
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
     "join": _on(_WIDE_ELEMENTS),

@@ -16,6 +16,7 @@ __all__ = ["program", "workspace_bytes"]
 
 _BOUNDS_BLOCK = 512
 _F64_BYTES = 8
+_MARK_COPIES = 8
 _WARP_BYTES = 512  # what the threads of a warp load at a time
 
 
@@ -59,6 +60,11 @@ def _digits(key_bits: int, table: Table) -> tuple[int, int]:
     return passes, -(-key_bits // passes)
 
 
+def _copies(blocks: int, table: Table) -> int:
+    """In how many places rows are marked: blocks that all name one row wait for each other there."""
+    return _MARK_COPIES if blocks >= table.mark_blocks else 1
+
+
 def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
     """Where the parts of the workspace begin."""
     n = desc.num_indices
@@ -70,7 +76,7 @@ def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
         "spare": n,
         "counts": -(-(blocks << bits) // number),
         "totals": 1 << bits,
-        "marks": 0 if desc.accumulate else desc.num_embeddings,
+        "marks": 0 if desc.accumulate else _copies(blocks, table) * desc.num_embeddings,
         "bounds": 2 * desc.num_embeddings if desc.scale_grad_by_freq else 0,
     }
     for k, level in enumerate(_levels(n, table)[:-1]):
@@ -220,7 +226,12 @@ def _sort(
             ("low", Int(shift + turn * bits, "i32")),
             ("shift", Int(shift, "i32")),
         )
-        fixed = (("FIRST", turn == 0), ("BITS", bits), ("BLOCK", block))
+        fixed = (
+            ("FIRST", turn == 0),
+            ("BITS", bits),
+            ("BLOCK", block),
+            ("COPIES", _copies(blocks, table)),
+        )
         tile, end = turn * tiles // passes, (turn + 1) * tiles // passes
         yield Step(
             kernel="segments.count_digits",

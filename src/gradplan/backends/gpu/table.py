@@ -186,6 +186,8 @@ class Table:
     """... so many bytes of each at most ..."""
     together_more: int
     """... and so many at a time."""
+    mark_blocks: int
+    """From so many blocks on, the rows that they name are marked in several copies."""
     clear_rows: int
     """Rows of an embedding table that a program zeroes ..."""
     clear_columns: int
@@ -396,6 +398,7 @@ _SM_90 = Table(
         ("", (32, 16, 16, 4), (32, 8, 16, 4)),
     ),
     ahead=(
+        ("lines", "cumsum", 1, 0),
         ("side", "cumsum", 0, 0),
         ("side", "cumprod", 1, 0),
         ("side", "log_cumsum_exp", 1, 1),
@@ -412,12 +415,12 @@ _SM_90 = Table(
     side_chunk=512,
     side_window=64,
     lines=(
-        ("cumsum", 4096, 32, 4096, 32),
+        ("cumsum", 2048, 16, 4096, 32),
         ("cumprod", 1024, 16, 1024, 8),
         ("log_cumsum_exp", 1024, 32, 1024, 16),
         ("", 1024, 8, 1024, 16),
     ),
-    short_lines=(("log_cumsum_exp", 512, 16, 256, 8),),
+    short_lines=(("cumsum", 4096, 32, 4096, 32), ("log_cumsum_exp", 512, 16, 256, 8)),
     thread_words=32,
     sort_block=256,
     sort_bits=9,
@@ -429,6 +432,7 @@ _SM_90 = Table(
     chunk_more=128,
     chunk_more_bytes=512,
     together_more=16,
+    mark_blocks=512,
     clear_rows=8,
     clear_columns=1024,
     join=1024,
@@ -549,6 +553,7 @@ _INTERPRETER = Table(
     chunk_more=8,
     chunk_more_bytes=64,
     together_more=2,
+    mark_blocks=4,
     clear_rows=4,
     clear_columns=64,
     join=8,

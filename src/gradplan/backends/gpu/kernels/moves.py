@@ -6,9 +6,10 @@ that agree with a word in all bits have its digit. It is in Gluon because only t
 a thread has are known.
 
 Rows that no index names are zeroed meanwhile, for the words leave the memory idle. The launch
-before has left at each named row the position of one of its indices, whichever came last. A row is
-named where the index at that position names it: nobody has to clear the marks, for what memory
-happened to hold cannot pass for one.
+before has left at each named row the position of one of its indices, whichever came last, in one
+of several copies, lest all wait for a few rows that most indices name. A row is named where the
+index at that position names it: nobody has to clear the marks, for what memory happened to hold
+cannot pass for one.
 """
 
 import triton
@@ -45,6 +46,7 @@ def move_words(
     FIRST: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COPIES: tl.constexpr,
     UNIT: tl.constexpr,
     T: tl.constexpr,
     D: tl.constexpr,
@@ -62,7 +64,7 @@ def move_words(
     elif marks is not None:
         clear_tile(
             indices, marks, table, tile + block - blocks, index_dims, index_steps, rows, padding,
-            count, table_row, table_column, columns, UNIT, T, D,
+            count, table_row, table_column, columns, COPIES, UNIT, T, D,
         )  # fmt: skip
 
 
@@ -178,23 +180,26 @@ def clear_tile(
     table_row,
     table_column,
     columns,
+    COPIES: tl.constexpr,
     UNIT: tl.constexpr,
     T: tl.constexpr,
     D: tl.constexpr,
 ):
     """Zero the rows of a tile of the table that no index names."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    MARKS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // COPIES, COPIES], [1, 1], [1, 0])
     RUN: gl.constexpr = 128 // table.dtype.element_ty.primitive_bitwidth if UNIT else 1
     TILE: gl.constexpr = gl.BlockedLayout([1, RUN], [1, 32], [1, 1], [1, 0])
     slices = tl.cdiv(columns, D)
     first = (tile // slices).to(gl.int64) * T
-    row = first + gl.arange(0, T, LANES)
-    there = row < rows
-    position = gl.load(marks + row, mask=there, other=0)
+    row = (first + gl.arange(0, T, gl.SliceLayout(1, MARKS)))[:, None]
+    copy = gl.arange(0, COPIES, gl.SliceLayout(0, MARKS))[None, :]
+    there = (row < rows) & (copy >= 0)
+    position = gl.load(marks + copy.to(gl.int64) * rows + row, mask=there, other=0)
     # Whatever memory held, it is not read beyond the indices.
     known = there & (position >= 0) & (position < count)
     named = row_at(indices, position, known, index_dims, index_steps, rows, padding) == row
-    empty = gl.convert_layout((there & ~named).to(gl.int32), gl.SliceLayout(1, TILE)) > 0
+    named = gl.max((named | ~there).to(gl.int32), 1)
+    empty = gl.convert_layout(named, gl.SliceLayout(1, TILE)) == 0
     row = first + gl.arange(0, T, gl.SliceLayout(1, TILE))
     column = (tile % slices).to(columns.dtype) * D + gl.arange(0, D, gl.SliceLayout(0, TILE))
     if UNIT:

@@ -54,9 +54,10 @@ def count_digits(
     FIRST: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COPIES: tl.constexpr,
 ):
-    """How often each digit occurs in each block: counts[digit, block]; and, where `marks` are
-    wanted, the position of an index of each named row."""
+    """How often each digit occurs in each block: counts[digit, block]; and, where `marks`
+    [copy, row] are wanted, the position of an index of each named row, in one copy at least."""
     block = tl.program_id(0)
     position = block.to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
@@ -64,7 +65,8 @@ def count_digits(
         word = words_of(indices, position, count, index_dims, index_steps, rows, padding, shift)
         if marks is not None:
             row = word >> shift
-            tl.store(marks + row, position.to(tl.int64), mask=inside & (row < rows))
+            goal = marks + (block % COPIES).to(tl.int64) * rows + row
+            tl.store(goal, position.to(tl.int64), mask=inside & (row < rows))
     else:
         word = tl.load(words + position, mask=inside, other=0)
     digit = ((word >> low) & ((1 << BITS) - 1)).to(tl.int32)
