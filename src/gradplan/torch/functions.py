@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..kinds import BinaryKind, EmbeddingKind, Named, ReduceKind, ScanKind, SoftmaxKind
+from .learned import extremum, moment, rows_of
 from .nodes import MAX_RANK, PLAIN, applies, node
 from .operators import OPERATORS
 
@@ -358,8 +359,20 @@ def mean(
     return TORCHS
 
 
-_amax = _unary(ReduceKind.MAX, torch.amax, _axes)
-_amin = _unary(ReduceKind.MIN, torch.amin, _axes)
+def _extremum(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
+    usual, known = _unary(kind, forward, _axes), extremum(kind)
+
+    def call(x: Tensor, dim: Dim, keepdim: bool) -> Any:
+        rows = rows_of(x, dim)
+        if rows is None:
+            return usual(x, dim, keepdim)
+        return known(x, rows, *_axes(x, dim, keepdim))
+
+    return call
+
+
+_amax = _extremum(ReduceKind.MAX, torch.amax)
+_amin = _extremum(ReduceKind.MIN, torch.amin)
 # Without a dim torch shares the gradient of max among equals too.
 _max = _unary(ReduceKind.MAX, torch.max, lambda x: _axes(x, None))
 _min = _unary(ReduceKind.MIN, torch.min, lambda x: _axes(x, None))
@@ -488,14 +501,22 @@ def logsumexp(
     return TORCHS
 
 
-def _moment(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
-    def call(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
+def _moment(kind: ReduceKind, forward: Callable[..., Any], both: Callable[..., Any]) -> Any:
+    def one(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
         return forward(x, dim, correction=correction, keepdim=keepdim)
 
     def params(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> tuple[Any, ...]:
         return (*_axes(x, dim, keepdim), float(correction))
 
-    return _unary(kind, call, params)
+    usual, known = _unary(kind, one, params), moment(kind, both)
+
+    def call(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
+        rows = rows_of(x, dim) if x.dtype == torch.float32 else None
+        if rows is None:
+            return usual(x, dim, keepdim, correction)
+        return known(x, rows, *params(x, dim, keepdim, correction))
+
+    return call
 
 
 def _moment_and_mean(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
@@ -533,7 +554,8 @@ def _moment_and_mean(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
     return node(f"{kind.value}_mean", call, keep, backward)
 
 
-_var, _std = _moment(ReduceKind.VAR, torch.var), _moment(ReduceKind.STD, torch.std)
+_var = _moment(ReduceKind.VAR, torch.var, torch.var_mean)
+_std = _moment(ReduceKind.STD, torch.std, torch.std_mean)
 _var_mean = _moment_and_mean(ReduceKind.VAR, torch.var_mean)
 _std_mean = _moment_and_mean(ReduceKind.STD, torch.std_mean)
 

@@ -155,8 +155,11 @@ class Operator:
         tensors = (*args[: self.count], self.outputs(*args))
         prepare(self, self.names, tensors, self.params(args))
 
-    def gradient(self, *args: Any) -> Any:
-        """The gradient, by the shortest way that what surrounds the call allows."""
+    def gradient(self, *args: Any, run: Callable[..., Any] | None = None) -> Any:
+        """The gradient, by the shortest way that what surrounds the call allows.
+
+        `run`: what runs for plain tensors where somebody knows better than our own.
+        """
         if torch.compiler.is_compiling():
             return self.op(*args)
         if forward_ad._current_level >= 0:  # tangents go through torch's operators alone
@@ -173,11 +176,12 @@ class Operator:
             return self.op(*args)
         if args[0].is_neg():
             args = (args[0].resolve_neg(), *args[1:])
+        run = run or self.run
         if not torch._C._len_torch_function_stack():
-            return self.run(*args)
+            return run(*args)
         # `enable` is active, and has no business with the steps of a gradient.
         with torch._C.DisableTorchFunction():
-            return self.run(*args)
+            return run(*args)
 
     def remember(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what a second-order gradient needs."""

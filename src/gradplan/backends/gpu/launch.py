@@ -140,7 +140,7 @@ _KERNELS = (
     "stretches", "log_tiles", "recurrence", "joins",
     "line_memory", "line_scans", "lines", "chains", "winners", "segments",
     "hearing", "held_memory", "held_states", "held_products", "held",
-    "walk_memory", "waves", "walks", "walk_logs", "held_scans",
+    "walk_memory", "waves", "walks", "walk_logs", "held_scans", "learned",
 )  # fmt: skip
 
 
