@@ -227,7 +227,7 @@ def log_softmax(
 
 def _lerp_keep(ctx: Any, args: tuple[Any, ...], made: Any) -> None:
     ctx.weight = float(args[2])
-    ctx.dtypes = args[0].dtype, args[1].dtype
+    ctx.dtype = args[0].dtype  # of both
 
 
 def _lerp_backward(ctx: Any, dy: Tensor) -> Any:
@@ -236,12 +236,11 @@ def _lerp_backward(ctx: Any, dy: Tensor) -> Any:
         # Of a table whose gradient is sparse.
         factors = zip((1 - ctx.weight, ctx.weight), asked, strict=True)
         return *(factor * dy if one else None for factor, one in factors), None
-    made = OPERATORS[BinaryKind.LERP].gradient(dy, ctx.weight, *asked)
-    first, second = (
-        out.to(dtype) if one else None
-        for out, one, dtype in zip(made, asked, ctx.dtypes, strict=True)
-    )
-    return first, second, None
+    da, db = OPERATORS[BinaryKind.LERP].gradient(dy, ctx.weight, *asked)
+    # `to` takes a microsecond where there is nothing to be done.
+    if dy.dtype != ctx.dtype:
+        da, db = da.to(ctx.dtype), db.to(ctx.dtype)
+    return da if asked[0] else None, db if asked[1] else None, None
 
 
 _lerp = node("lerp", torch.lerp, _lerp_keep, _lerp_backward)

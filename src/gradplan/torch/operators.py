@@ -19,6 +19,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from ..backends.gpu.maps import is_extreme
 from ..descriptors import (
     BinaryParamBackwardDescriptor,
     EmbeddingBackwardDescriptor,
@@ -424,17 +425,26 @@ class _Lerp(Operator):
     result = "(Tensor, Tensor)"
 
     def outputs(self, *args: Any) -> Any:
-        dy, _, *asked = args
-        return tuple(torch.empty_like(dy) if one else dy.new_empty(0) for one in asked)
+        dy, _, da, db = args
+        return (
+            torch.empty_like(dy) if da else dy.new_empty(0),
+            torch.empty_like(dy) if db else dy.new_empty(0),
+        )
 
     def run(self, *args: Any, keep: bool = True) -> Any:
         dy, weight, *asked = args
         made = self.outputs(*args)
         if not any(asked):
             return made
-        wanted = [out if one else None for out, one in zip(made, asked, strict=True)]
-        key = (self, *args[1:], dy.shape, dy.stride(), dy.dtype, dy.get_device())
-        launch(key, self, ("dy", "da", "db"), (dy, *wanted), (weight,), keep)
+        da, db = asked
+        tensors = dy, made[0] if da else None, made[1] if db else None
+        numbers, decides = None, weight
+        if dy.is_cuda:  # where weights are arguments: a new one takes no new program
+            weight += 0.0  # as descriptors have it, without −0
+            p, q = (1.0 - weight, weight) if da else (weight, 1.0 - weight)
+            numbers, decides = {"p": p, "q": q}, is_extreme(p, q)
+        key = (self, decides, da, db, dy.shape, dy.stride(), dy.dtype, dy.get_device())
+        launch(key, self, ("dy", "da", "db"), tensors, (weight,), keep, numbers)
         return made
 
     def check(self, *args: Any) -> None:
