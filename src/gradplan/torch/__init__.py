@@ -7,9 +7,10 @@
     with gt.enable():             # or: existing code and models, unchanged, on this thread
         loss = model(batch)
 
-Forward results are torch's own. Gradients arrive as they lie (expanded, transposed, sliced) and
-are read there; only those asked for are computed. Second-order gradients, `torch.func`,
-`torch.compile` and autocast work as they do in torch; forward-mode differentiation is torch's.
+Forward results are torch's own, or equal to them. Gradients arrive as they lie (expanded,
+transposed, sliced) and are read there; only those asked for are computed. Second-order gradients,
+`torch.func`, `torch.compile` and autocast work as they do in torch; forward-mode differentiation is
+torch's.
 
 Torch's own, because it is at the floor already: `sum` (its gradient is a view), `max` and `min`
 with a dim (they scatter one number a row); on a GPU also a softmax of fewer than 8192 elements in

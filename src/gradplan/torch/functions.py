@@ -1,8 +1,9 @@
 """Differentiable functions with torch's names, signatures and results, and our gradients.
 
-Forward results are torch's own, errors too. Where our gradient would not be asked for, or torch's
-own way is at the floor already, a function is torch's: see `nodes.applies`, and each docstring.
-Then the functions below return `TORCHS`, and `otherwise` hands torch the arguments as they came.
+Forward results are torch's own, or equal to them (see `learned`), errors too. Where our gradient
+would not be asked for, or torch's own way is at the floor already, a function is torch's: see
+`nodes.applies`, and each docstring. Then the functions below return `TORCHS`, and `otherwise` hands
+torch the arguments as they came.
 """
 
 from __future__ import annotations
