@@ -13,9 +13,9 @@ transposed, sliced) and are read there; only those asked for are computed. Secon
 torch's.
 
 Torch's own, because it is at the floor already: `sum` (its gradient is a view), `max` and `min`
-with a dim (they scatter one number a row); on a GPU also a softmax of fewer than 8192 elements in
-f32 or f64. Torch's own, because no plan covers it: lerp with a
-tensor for a weight, norms of another order than 2, integers, complex numbers, more than 8 axes.
+with a dim (they scatter one number a row); on a GPU also a softmax, lerp or mean of fewer than 8192
+elements in f32 or f64. Torch's own, because no plan covers it: lerp with a tensor for a weight,
+norms of another order than 2, integers, complex numbers, more than 8 axes.
 """
 
 from __future__ import annotations

@@ -192,12 +192,12 @@ _log_softmax = _unary(
 )
 
 
-# On a GPU a softmax of fewer elements takes as long as it takes to ask for it. In f32 and f64
-# torch's own gradient is as good there, and is asked for without Python.
+# On a GPU a softmax, lerp or mean of fewer elements takes as long as it takes to ask for it. In f32
+# and f64 torch's own gradient is as good there, and is asked for without Python.
 _FEW = 8192
 
 
-def _few(x: Any, dtype: Dtype) -> bool:
+def _few(x: Any, dtype: Dtype = None) -> bool:
     return (
         isinstance(x, Tensor)
         and x.is_cuda
@@ -268,7 +268,8 @@ def lerp(
     ):
         if input.shape != end.shape:
             input, end = torch.broadcast_tensors(input, end)
-        return _lerp(input, end, weight)
+        if not _few(input):
+            return _lerp(input, end, weight)
     return TORCHS
 
 
@@ -354,7 +355,7 @@ def mean(
     out: Tensor | None = None,
 ) -> Tensor:
     """`torch.mean`: dx = dy / n."""
-    if out is None and applies(input, dtype):
+    if out is None and not _few(input, dtype) and applies(input, dtype):
         return _mean(input, dim, keepdim, dtype)
     return TORCHS
 
