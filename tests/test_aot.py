@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from math import prod
@@ -104,6 +105,37 @@ def test_no_variant_asks_for_more_threads_than_a_program_has(arch):
     """1024 threads: the compiler takes more, the driver does not."""
     warps = {(one.step.kernel, one.step.warps) for one in aot.variants(arch)}
     assert {count for _, count in warps} <= {1, 2, 4, 8, 16, 32}
+
+
+def test_numbers_of_a_launch_replace_those_of_its_steps(monkeypatch):
+    """As the driver sees the arguments; there is none here."""
+    seen = []
+    driver = SimpleNamespace(launch=lambda *_: seen.append([*launcher_block()]) or 0)
+    monkeypatch.setattr(launch, "_driver", lambda: driver)
+    monkeypatch.setattr(launch, "_handle", lambda *_: (1, 0, 128))
+    spec = next(spec for spec in SPECS if spec.kind == "lerp")
+    desc = cases.describe(spec, ElementKind.F32, (64, 64), (), param=0.25)
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    steps = programs.choose(desc, strides, table_of("sm_90")).steps
+    launcher = launch.Launcher(steps, 0)
+    bound = launcher._unbound()
+    launcher._idle.append(bound)
+    views = {name: SimpleNamespace(ptr=256 * k) for k, name in enumerate(strides, 1)}
+
+    def launcher_block():
+        return bound.calls[0].block
+
+    def words(number):
+        return struct.unpack("Q", struct.pack("d", number))[0]
+
+    for numbers in (None, {"p": 0.125, "q": 0.875}, {"p": 3.0, "q": -2.0}):
+        launcher.run(views, 0, 0, 0, numbers)
+    changed = [k for k, some in enumerate(zip(*seen, strict=True)) if len(set(some)) > 1]
+    assert [[block[k] for k in changed] for block in seen] == [
+        [words(0.75), words(0.25)],
+        [words(0.125), words(0.875)],
+        [words(3.0), words(-2.0)],
+    ]
 
 
 def test_explain_counts_what_is_read():

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
 
+import gradplan as gp  # noqa: E402
 import gradplan.torch as gt  # noqa: E402
+from gradplan.torch import kernels  # noqa: E402
 from gradplan.torch.operators import OPERATORS  # noqa: E402
 from opinfo import COVERED, leaves, op_db, outputs  # noqa: E402
 from torch_calls import (  # noqa: E402
@@ -220,14 +222,16 @@ def test_a_captured_workspace_is_the_graphs_own():
         torch.testing.assert_close(captured, ours, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-def test_a_small_softmax_is_torchs_own(name):
-    ours, theirs = getattr(gt, name), getattr(torch, name)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "mean", "lerp"])
+def test_a_small_one_is_torchs_own(name):
+    def call(library, x):
+        return library.lerp(x, x, 0.5) if name == "lerp" else getattr(library, name)(x, -1)
+
     small, large = on_gpu(16, 128), on_gpu(128, 128)
-    own = type(theirs(small, -1).grad_fn)
-    assert type(ours(small, -1).grad_fn) is own
+    own = type(call(torch, small).grad_fn)
+    assert type(call(gt, small).grad_fn) is own
     for x in (large, small.detach().half().requires_grad_()):
-        assert type(ours(x, -1).grad_fn) is not own
+        assert type(call(gt, x).grad_fn) is not own
 
 
 def test_products_do_not_wait_for_the_device():
@@ -297,6 +301,26 @@ def test_embedding_is_deterministic_and_full():
     assert all(torch.equal(run, runs[0]) for run in runs)
     (theirs,) = torch.autograd.grad(F.embedding(keys, big), big, dy)
     torch.testing.assert_close(runs[0], theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_lerp_share_a_program():
+    """But for extreme ones; and the plans of others keep their weight."""
+    a, b = on_gpu(128, 64), on_gpu(128, 64, seed=1)
+    dy = torch.randn(128, 64, device="cuda")
+    gp.lerp_backward(dy, 0.5)
+    torch.autograd.grad(gt.lerp(a, b, 0.5), (a, b), dy)
+    before = len(kernels._recipes)
+    for weight in (0.25, 0.5, -0.0, 1.0, 3.5, 0.1):
+        for asked in ((a, b), (a,), (b,)):
+            got = torch.autograd.grad(gt.lerp(a, b, weight), asked, dy)
+            wanted = torch.autograd.grad(torch.lerp(a, b, weight), asked, dy)
+            torch.testing.assert_close(got, wanted)
+    assert len(kernels._recipes) <= before + 2  # da or db alone
+    for one in gp.lerp_backward(dy, 0.5):
+        assert torch.equal(one, 0.5 * dy)
+    for weight in (1e-35, 1e35):
+        got = torch.autograd.grad(gt.lerp(a, b, weight), (a, b), dy)
+        torch.testing.assert_close(got, torch.autograd.grad(torch.lerp(a, b, weight), (a, b), dy))
 
 
 @pytest.mark.parametrize("which", ["transformer", "compositor"])

@@ -380,6 +380,8 @@ FIELDS: dict[str, Ask | str] = {
         _probes("var", (8192, 8192)),
         _probes("var", (32768, 1024), elements="f32"),
     ),
+    "learned_bytes": "of a forward pass: `benchmarks/torch_front.py` measures it",
+    "learned_thread": "of a forward pass: `benchmarks/torch_front.py` measures it",
     "sort_block": _on(_SMALL),
     "sort_bits": _on(_LARGE, _SMALL, values=lambda now: sorted({4, 6, 8, now})),
     "sum_block": "of no weight: lists with more blocks take long elsewhere",

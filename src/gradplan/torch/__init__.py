@@ -7,14 +7,15 @@
     with gt.enable():             # or: existing code and models, unchanged, on this thread
         loss = model(batch)
 
-Forward results are torch's own. Gradients arrive as they lie (expanded, transposed, sliced) and
-are read there; only those asked for are computed. Second-order gradients, `torch.func`,
-`torch.compile` and autocast work as they do in torch; forward-mode differentiation is torch's.
+Forward results are torch's own, or equal to them. Gradients arrive as they lie (expanded,
+transposed, sliced) and are read there; only those asked for are computed. Second-order gradients,
+`torch.func`, `torch.compile` and autocast work as they do in torch; forward-mode differentiation is
+torch's.
 
 Torch's own, because it is at the floor already: `sum` (its gradient is a view), `max` and `min`
-with a dim (they scatter one number a row); on a GPU also a softmax of fewer than 8192 elements in
-f32 or f64. Torch's own, because no plan covers it: lerp with a
-tensor for a weight, norms of another order than 2, integers, complex numbers, more than 8 axes.
+with a dim (they scatter one number a row); on a GPU also a softmax, lerp or mean of fewer than 8192
+elements in f32 or f64. Torch's own, because no plan covers it: lerp with a tensor for a weight,
+norms of another order than 2, integers, complex numbers, more than 8 axes.
 """
 
 from __future__ import annotations

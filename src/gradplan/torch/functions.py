@@ -1,8 +1,9 @@
 """Differentiable functions with torch's names, signatures and results, and our gradients.
 
-Forward results are torch's own, errors too. Where our gradient would not be asked for, or torch's
-own way is at the floor already, a function is torch's: see `nodes.applies`, and each docstring.
-Then the functions below return `TORCHS`, and `otherwise` hands torch the arguments as they came.
+Forward results are torch's own, or equal to them (see `learned`), errors too. Where our gradient
+would not be asked for, or torch's own way is at the floor already, a function is torch's: see
+`nodes.applies`, and each docstring. Then the functions below return `TORCHS`, and `otherwise` hands
+torch the arguments as they came.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..kinds import BinaryKind, EmbeddingKind, Named, ReduceKind, ScanKind, SoftmaxKind
+from .learned import extremum, moment, rows_of
 from .nodes import MAX_RANK, PLAIN, applies, node
 from .operators import OPERATORS
 
@@ -190,12 +192,12 @@ _log_softmax = _unary(
 )
 
 
-# On a GPU a softmax of fewer elements takes as long as it takes to ask for it. In f32 and f64
-# torch's own gradient is as good there, and is asked for without Python.
+# On a GPU a softmax, lerp or mean of fewer elements takes as long as it takes to ask for it. In f32
+# and f64 torch's own gradient is as good there, and is asked for without Python.
 _FEW = 8192
 
 
-def _few(x: Any, dtype: Dtype) -> bool:
+def _few(x: Any, dtype: Dtype = None) -> bool:
     return (
         isinstance(x, Tensor)
         and x.is_cuda
@@ -226,7 +228,7 @@ def log_softmax(
 
 def _lerp_keep(ctx: Any, args: tuple[Any, ...], made: Any) -> None:
     ctx.weight = float(args[2])
-    ctx.dtypes = args[0].dtype, args[1].dtype
+    ctx.dtype = args[0].dtype  # of both
 
 
 def _lerp_backward(ctx: Any, dy: Tensor) -> Any:
@@ -235,12 +237,11 @@ def _lerp_backward(ctx: Any, dy: Tensor) -> Any:
         # Of a table whose gradient is sparse.
         factors = zip((1 - ctx.weight, ctx.weight), asked, strict=True)
         return *(factor * dy if one else None for factor, one in factors), None
-    made = OPERATORS[BinaryKind.LERP].gradient(dy, ctx.weight, *asked)
-    first, second = (
-        out.to(dtype) if one else None
-        for out, one, dtype in zip(made, asked, ctx.dtypes, strict=True)
-    )
-    return first, second, None
+    da, db = OPERATORS[BinaryKind.LERP].gradient(dy, ctx.weight, *asked)
+    # `to` takes a microsecond where there is nothing to be done.
+    if dy.dtype != ctx.dtype:
+        da, db = da.to(ctx.dtype), db.to(ctx.dtype)
+    return da if asked[0] else None, db if asked[1] else None, None
 
 
 _lerp = node("lerp", torch.lerp, _lerp_keep, _lerp_backward)
@@ -267,7 +268,8 @@ def lerp(
     ):
         if input.shape != end.shape:
             input, end = torch.broadcast_tensors(input, end)
-        return _lerp(input, end, weight)
+        if not _few(input):
+            return _lerp(input, end, weight)
     return TORCHS
 
 
@@ -353,13 +355,25 @@ def mean(
     out: Tensor | None = None,
 ) -> Tensor:
     """`torch.mean`: dx = dy / n."""
-    if out is None and applies(input, dtype):
+    if out is None and not _few(input, dtype) and applies(input, dtype):
         return _mean(input, dim, keepdim, dtype)
     return TORCHS
 
 
-_amax = _unary(ReduceKind.MAX, torch.amax, _axes)
-_amin = _unary(ReduceKind.MIN, torch.amin, _axes)
+def _extremum(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
+    usual, known = _unary(kind, forward, _axes), extremum(kind)
+
+    def call(x: Tensor, dim: Dim, keepdim: bool) -> Any:
+        rows = rows_of(x, dim)
+        if rows is None:
+            return usual(x, dim, keepdim)
+        return known(x, rows, *_axes(x, dim, keepdim))
+
+    return call
+
+
+_amax = _extremum(ReduceKind.MAX, torch.amax)
+_amin = _extremum(ReduceKind.MIN, torch.amin)
 # Without a dim torch shares the gradient of max among equals too.
 _max = _unary(ReduceKind.MAX, torch.max, lambda x: _axes(x, None))
 _min = _unary(ReduceKind.MIN, torch.min, lambda x: _axes(x, None))
@@ -488,14 +502,22 @@ def logsumexp(
     return TORCHS
 
 
-def _moment(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
-    def call(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
+def _moment(kind: ReduceKind, forward: Callable[..., Any], both: Callable[..., Any]) -> Any:
+    def one(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
         return forward(x, dim, correction=correction, keepdim=keepdim)
 
     def params(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> tuple[Any, ...]:
         return (*_axes(x, dim, keepdim), float(correction))
 
-    return _unary(kind, call, params)
+    usual, known = _unary(kind, one, params), moment(kind, both)
+
+    def call(x: Tensor, dim: Dim, keepdim: bool, correction: Number) -> Any:
+        rows = rows_of(x, dim) if x.dtype == torch.float32 else None
+        if rows is None:
+            return usual(x, dim, keepdim, correction)
+        return known(x, rows, *params(x, dim, keepdim, correction))
+
+    return call
 
 
 def _moment_and_mean(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
@@ -533,7 +555,8 @@ def _moment_and_mean(kind: ReduceKind, forward: Callable[..., Any]) -> Any:
     return node(f"{kind.value}_mean", call, keep, backward)
 
 
-_var, _std = _moment(ReduceKind.VAR, torch.var), _moment(ReduceKind.STD, torch.std)
+_var = _moment(ReduceKind.VAR, torch.var, torch.var_mean)
+_std = _moment(ReduceKind.STD, torch.std, torch.std_mean)
 _var_mean = _moment_and_mean(ReduceKind.VAR, torch.var_mean)
 _std_mean = _moment_and_mean(ReduceKind.STD, torch.std_mean)
 

@@ -7,13 +7,14 @@ This runs in every backward pass, between kernels that are as short as it is: ea
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..again import Slots
+from ..backends.gpu.programs import ready
 from ..backends.gpu.streams import PER_THREAD, allocate, capturing
 from ..plans import Plan
 from ..views import View, view
@@ -72,17 +73,21 @@ def launch(
     tensors: tuple[Tensor | None, ...],
     params: tuple[Any, ...],
     keep: bool = True,
+    numbers: Mapping[str, float] | None = None,
 ) -> None:
     """Run a gradient; outputs are among the tensors, and nothing else names them yet.
 
     `keep`: whether memory may stay with the stream. Below `torch.compile` it may not: its graphs
     keep account of all that lies in their pool.
 
-    `key` tells everything that decides the program: shapes, strides, types, the device.
+    `key` tells everything that decides the program: shapes, strides, types, the device. `numbers`,
+    on a GPU, are arguments of its launch which do not, and it needs no workspace.
     """
     recipe = _recipes.get(key)
     if recipe is None:
         recipe = prepare(question, names, tensors, params)
+        if numbers is not None:  # others who have the program keep theirs
+            recipe.program = ready(recipe.program, recipe.device)
         if len(_recipes) >= _RECIPE_LIMIT:
             _recipes.clear()
         _recipes[key] = recipe
@@ -98,7 +103,10 @@ def launch(
     program, device = recipe.program, recipe.device
     stream = 0 if device is None else torch._C._cuda_getCurrentRawStream(device)
     needed = program.workspace_bytes
-    if device is not None and not keep:
+    if numbers is not None:
+        if program.runner is not None:  # there are elements
+            program.runner.run(views, 0, stream, 0, numbers)
+    elif device is not None and not keep:
         address, _memory = recipe.plan._workspace(needed, None, views, stream)
         program.run(views, address, stream, lasting=False)
     elif not needed:

@@ -23,7 +23,6 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _HAS_NAMES = hasattr(Tensor, "has_names")
 # The kernels for GPUs are Triton's, for NVIDIA's.
 _HAS_GPU = torch.version.hip is None and find_spec("triton") is not None
-_DEVICES = frozenset({"cpu", "cuda"} if _HAS_GPU else {"cpu"})
 MAX_RANK = 8
 
 Forward = Callable[..., Any]
@@ -47,7 +46,7 @@ def applies(x: Any, dtype: torch.dtype | None = None) -> bool:
         )
         and x.dtype in DTYPES
         and (dtype is None or dtype in DTYPES)
-        and x.device.type in _DEVICES
+        and ((x.is_cuda and _HAS_GPU) or x.is_cpu)
         and x.layout is torch.strided
         and not x.is_nested
         and x.dim() <= MAX_RANK

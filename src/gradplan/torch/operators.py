@@ -19,6 +19,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from ..backends.gpu.maps import is_extreme
 from ..descriptors import (
     BinaryParamBackwardDescriptor,
     EmbeddingBackwardDescriptor,
@@ -155,8 +156,11 @@ class Operator:
         tensors = (*args[: self.count], self.outputs(*args))
         prepare(self, self.names, tensors, self.params(args))
 
-    def gradient(self, *args: Any) -> Any:
-        """The gradient, by the shortest way that what surrounds the call allows."""
+    def gradient(self, *args: Any, run: Callable[..., Any] | None = None) -> Any:
+        """The gradient, by the shortest way that what surrounds the call allows.
+
+        `run`: what runs for plain tensors where somebody knows better than our own.
+        """
         if torch.compiler.is_compiling():
             return self.op(*args)
         if forward_ad._current_level >= 0:  # tangents go through torch's operators alone
@@ -173,11 +177,12 @@ class Operator:
             return self.op(*args)
         if args[0].is_neg():
             args = (args[0].resolve_neg(), *args[1:])
+        run = run or self.run
         if not torch._C._len_torch_function_stack():
-            return self.run(*args)
+            return run(*args)
         # `enable` is active, and has no business with the steps of a gradient.
         with torch._C.DisableTorchFunction():
-            return self.run(*args)
+            return run(*args)
 
     def remember(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep what a second-order gradient needs."""
@@ -420,17 +425,26 @@ class _Lerp(Operator):
     result = "(Tensor, Tensor)"
 
     def outputs(self, *args: Any) -> Any:
-        dy, _, *asked = args
-        return tuple(torch.empty_like(dy) if one else dy.new_empty(0) for one in asked)
+        dy, _, da, db = args
+        return (
+            torch.empty_like(dy) if da else dy.new_empty(0),
+            torch.empty_like(dy) if db else dy.new_empty(0),
+        )
 
     def run(self, *args: Any, keep: bool = True) -> Any:
         dy, weight, *asked = args
         made = self.outputs(*args)
         if not any(asked):
             return made
-        wanted = [out if one else None for out, one in zip(made, asked, strict=True)]
-        key = (self, *args[1:], dy.shape, dy.stride(), dy.dtype, dy.get_device())
-        launch(key, self, ("dy", "da", "db"), (dy, *wanted), (weight,), keep)
+        da, db = asked
+        tensors = dy, made[0] if da else None, made[1] if db else None
+        numbers, decides = None, weight
+        if dy.is_cuda:  # where weights are arguments: a new one takes no new program
+            weight += 0.0  # as descriptors have it, without −0
+            p, q = (1.0 - weight, weight) if da else (weight, 1.0 - weight)
+            numbers, decides = {"p": p, "q": q}, is_extreme(p, q)
+        key = (self, decides, da, db, dy.shape, dy.stride(), dy.dtype, dy.get_device())
+        launch(key, self, ("dy", "da", "db"), tensors, (weight,), keep, numbers)
         return made
 
     def check(self, *args: Any) -> None:

@@ -26,9 +26,11 @@ from typing import Any
 from ... import cases
 from ...descriptors import Operand
 from ...geometry import c_strides
-from ...kinds import BinaryKind, ElementKind, OpCategory
+from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind
 from ...registry import ELEMENTS, KINDS, KindSpec
-from . import launch, programs
+from . import launch, learned, programs
+from .program import Program
+from .table import table_of
 
 __all__ = ["ARCHITECTURES", "Built", "Variant", "build", "main", "quick", "variants"]
 
@@ -195,6 +197,20 @@ def _steps(program: Any) -> Iterator[launch.Step]:
 def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
     """Every variant once; with a `turn` those of the subset, in a shuffled order of its own."""
     seen = set()
+    for program, element, aligned, name in (*_planned(arch, turn), *_learned(arch)):
+        for step in _steps(program):
+            made = Variant(step, aligned, element, f"{program.variant}, {program.layout}: {name}")
+            if made.key not in seen:
+                seen.add(made.key)
+                yield made
+
+
+_Prepared = tuple[Program, ElementKind, int, str]
+"""A program, its element, how addresses are aligned, and the problem."""
+
+
+def _planned(arch: int, turn: int | None) -> Iterator[_Prepared]:
+    """What plans lead to."""
     problems = list(_problems(more=turn is None))
     if turn is not None:
         Random(turn).shuffle(problems)
@@ -203,12 +219,30 @@ def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
         strides = _strides(desc, without, layout)
         program = programs.prepare(desc, strides, f"sm_{arch}", 0)
         aligned = 16 if layout is not _strided else 1
-        for step in _steps(program):
-            name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"
-            made = Variant(step, aligned, element, f"{program.variant}, {program.layout}: {name}")
-            if made.key not in seen:
-                seen.add(made.key)
-                yield made
+        name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"
+        yield program, element, aligned, name
+
+
+# Rows and their length: whole tiles and others, a row to a program and many.
+_LEARNED = ((8192, 8192), (8193, 8208), (65536, 128), (65535, 48))
+
+
+def _learned(arch: int) -> Iterator[_Prepared]:
+    """What `gradplan.torch` leads to beside them."""
+    table = table_of(f"sm_{arch}")
+    for rows, n in _LEARNED:
+        for element in ELEMENTS:
+            for kind in (ReduceKind.MAX, ReduceKind.MIN):
+                name = f"{kind} {element} {(rows, n)}"
+                yield learned.extrema(kind, element, rows, n, table), element, 16, name
+        for element, kind in (
+            *((one, kind) for one in ELEMENTS for kind in (ReduceKind.MAX, ReduceKind.MIN)),
+            (ElementKind.F32, ReduceKind.VAR),
+            (ElementKind.F32, ReduceKind.STD),
+        ):
+            for alike in (False, True):
+                program = learned.gradient(kind, element, rows, n, alike, 1.0, table)
+                yield program, element, 16, f"{kind} {element} {(rows, n)} {alike}"
 
 
 def _brings(one: Variant) -> tuple[set[Any], tuple[Any, ...]]:

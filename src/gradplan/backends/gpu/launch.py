@@ -140,7 +140,7 @@ _KERNELS = (
     "stretches", "log_tiles", "recurrence", "joins",
     "line_memory", "line_scans", "lines", "chains", "winners", "segments", "moves",
     "hearing", "held_memory", "held_states", "held_products", "held",
-    "walk_memory", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone",
+    "walk_memory", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone", "learned",
 )  # fmt: skip
 
 
@@ -326,19 +326,22 @@ class _Packed(NamedTuple):
     """Which words are pointers."""
     offsets: tuple[int, ...]
     """The first byte of each argument."""
+    numbers: tuple[tuple[str, int], ...]
+    """Which words are floating-point numbers, by name."""
 
 
 def _packed(step: Step) -> _Packed:
     data = bytearray()
     pointers = []
     offsets = []
+    numbers = []
 
     def put(code: str, size: int, value: Any) -> None:
         data.extend(bytes(-len(data) % size))
         offsets.append(len(data))
         data.extend(struct.pack(code, value))
 
-    for _, value in step.arguments:
+    for name, value in step.arguments:
         if value is None:
             continue
         if isinstance(value, Pointer):
@@ -351,10 +354,11 @@ def _packed(step: Step) -> _Packed:
                 put("q", 8, one)
         else:
             put("d", 8, value)
+            numbers.append((name, len(data) // 8 - 1))
     put("Q", 8, 0)  # Triton's two scratch pointers, which our kernels do not use
     put("Q", 8, 0)
     data.extend(bytes(-len(data) % 8))
-    return _Packed(array("Q", bytes(data)), tuple(pointers), tuple(offsets))
+    return _Packed(array("Q", bytes(data)), tuple(pointers), tuple(offsets), tuple(numbers))
 
 
 class _Call:
@@ -366,6 +370,7 @@ class _Call:
         "function",
         "keep",
         "launch",
+        "numbers",
         "pointers",
         "shared",
         "stream",
@@ -375,6 +380,7 @@ class _Call:
     def __init__(self, step: Step, packed: _Packed) -> None:
         self.block = array("Q", packed.words)
         self.pointers = packed.pointers
+        self.numbers = packed.numbers
         self.launch = _driver().launch
         address, words = self.block.buffer_info()
         size = array("Q", (8 * words,))
@@ -442,6 +448,13 @@ class Bound:
             if name == place:
                 block[word] = address + offset
 
+    def number(self, numbers: Mapping[str, float]) -> None:
+        """Other numbers, for these arguments."""
+        for call in self.calls:
+            for name, word in call.numbers:
+                if name in numbers:
+                    (call.block[word],) = struct.unpack("Q", struct.pack("d", numbers[name]))
+
 
 class Launcher:
     """The steps of a program, ready to be bound to addresses on one device."""
@@ -461,14 +474,22 @@ class Launcher:
         return bound
 
     def run(
-        self, views: Mapping[str, View], workspace: int, stream: int, counters: int = 0
+        self,
+        views: Mapping[str, View],
+        workspace: int,
+        stream: int,
+        counters: int = 0,
+        numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Launch once."""
+        """Launch once. With `numbers` in place of those of the steps, always with some: what a
+        launch was given stays until the next."""
         try:
             bound = self._idle.pop()
         except IndexError:
             bound = self._unbound()
         self._point(bound, views, workspace, counters)
+        if numbers is not None:
+            bound.number(numbers)
         bound.launch(stream)
         self._idle.append(bound)
 

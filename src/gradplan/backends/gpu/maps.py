@@ -12,7 +12,12 @@ from .operands import geometry_of, pointers_of
 from .program import Program, Strides, integer, up
 from .table import Table
 
-__all__ = ["program"]
+__all__ = ["is_extreme", "program"]
+
+
+def is_extreme(p: float, q: float) -> bool:
+    """Whether weights take another kernel, which multiplies in f64."""
+    return any(weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q))
 
 
 def program(
@@ -39,9 +44,7 @@ def program(
         c = min(c, room // 8)
     r = min(up(lines), max(1, room // c))
     grid = -(-n // c) * -(-lines // r) * (across.size // lines)
-    extreme = desc.op == BinaryKind.LERP and any(
-        weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
-    )
+    extreme = desc.op == BinaryKind.LERP and is_extreme(p, q)
     sources = ("dy", "x", "y", *outputs)
     pointers = pointers_of(geometry, sources, modes)
     arguments = geometry.arguments()

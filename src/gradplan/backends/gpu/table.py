@@ -166,6 +166,11 @@ class Table:
     """The same for kinds of which rows that fit into such a tile take another."""
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
+    learned_bytes: int
+    """What a program reads of its rows at a time where a forward pass looks for winners, in bytes,
+    ..."""
+    learned_thread: int
+    """... and a thread of that."""
     sort_block: int
     """Indices of an embedding that a warp sorts at a time, a multiple of 32 ..."""
     sort_bits: int
@@ -422,6 +427,8 @@ _SM_90 = Table(
     ),
     short_lines=(("cumsum", 4096, 32, 4096, 32), ("log_cumsum_exp", 512, 16, 256, 8)),
     thread_words=32,
+    learned_bytes=8192,
+    learned_thread=64,
     sort_block=256,
     sort_bits=9,
     sum_block=1024,
@@ -543,6 +550,8 @@ _INTERPRETER = Table(
     lines=(("", 32, 1, 32, 1),),
     short_lines=(("log_cumsum_exp", 16, 1, 16, 1),),
     thread_words=32,
+    learned_bytes=256,
+    learned_thread=16,
     sort_block=32,
     sort_bits=2,
     sum_block=4,
