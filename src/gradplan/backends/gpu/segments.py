@@ -61,7 +61,7 @@ def _digits(key_bits: int, table: Table) -> tuple[int, int]:
 
 
 def _copies(blocks: int, table: Table) -> int:
-    """In how many places rows are marked: blocks that all name one row wait for each other there."""
+    """In how many places rows are marked: blocks that name one row all wait for each other."""
     return _MARK_COPIES if blocks >= table.mark_blocks else 1
 
 
