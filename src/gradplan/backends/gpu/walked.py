@@ -159,7 +159,7 @@ class _Walk:
                 most = min(most, _FEW)
         tiles, number = self.tiles(r), -(-self.n // (lines * e))
         programs = self.programs(tiles, most, held)
-        if held:
+        if held and kind == ScanKind.CUMSUM:
             programs = _even(tiles * number, programs)
         if not programs or tiles * number >= 2**31 - 4 * programs * stages:
             return None
@@ -254,7 +254,8 @@ def _busy(tiles: int, programs: int) -> bool:
 
 def _even(units: int, programs: int) -> int:
     """Programs that take so many parts in as few waves, but none of a few parts, which would take
-    as long as any other; all where that would leave more than one of 16 idle."""
+    as long as any other; all where that would leave more than one of 16 idle. Measured to win a
+    point for cumsum, and to lose three for cummax."""
     even = -(-units // -(-units // programs))
     return even if 16 * even >= 15 * programs else programs
 

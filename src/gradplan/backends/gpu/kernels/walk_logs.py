@@ -315,25 +315,34 @@ def arrived_logs(
     at this wave. What goes from wave to wave counts where a row has all of a wave: then each
     program has a part of it, and may take its own y for a measure.
 
-    The factor from one y to another is never 0 as long as both are finite. What passes a part with
-    a factor that is 0, which its last bit tells, is multiplied by 0: no infinity comes through."""
+    The factor from one y to another is never 0 as long as both are finite. An infinity that passes
+    a part with a factor that is 0, which its last bit tells, is multiplied by 0; a number is next
+    to nothing there, so that nobody looks for such parts as long as all is finite."""
     s = heard_s.to(gl.float64, bitcast=True)
     low = (heard_low & -2).to(gl.float64, bitcast=True)
     end = gl.minimum(base + programs, units)
     own = first - place  # lane of the row's first part
     next_own = end - end % parts - base
-    shut = (needed != 0) & ((heard_low & 1) != 0)
-    shut_me, shut_next = gl.reduce(
-        (gl.where(shut & (lane < first), lane, -1), gl.where(shut, lane, -1)), 0, both_last
-    )
-    to_me = gl.where(lane < shut_me, 0.0, weight(past, low))
-    to_next = gl.where(lane < shut_next, 0.0, weight(next_past, low))
-    here = gl.where((needed != 0) & (lane >= own) & (lane < first), s * to_me, 0.0)
-    there = gl.where((needed != 0) & (lane >= next_own), s * to_next, 0.0)
+    mine = (needed != 0) & (lane >= own) & (lane < first)
+    others = (needed != 0) & (lane >= next_own)
+    here = gl.where(mine, s * weight(past, low), 0.0)
+    there = gl.where(others, s * weight(next_past, low), 0.0)
     here, there = gl.reduce((here, there), 0, both_added)
-    here = gl.where(own < 0, here + before * gl.where(shut_me < 0, 1.0, 0.0), here)
-    fades = gl.where(shut_next < 0, decay(next_past, past), 0.0)
-    there = gl.where(next_own < 0, there + before * fades, there)
+    here = gl.where(own < 0, here + before, here)
+    there = gl.where(next_own < 0, there + before * decay(next_past, past), there)
+    if (finite(here) & finite(there)) == 0:
+        shut = (needed != 0) & ((heard_low & 1) != 0)
+        shut_me, shut_next = gl.reduce(
+            (gl.where(shut & (lane < first), lane, -1), gl.where(shut, lane, -1)), 0, both_last
+        )
+        to_me = gl.where(lane < shut_me, 0.0, weight(past, low))
+        to_next = gl.where(lane < shut_next, 0.0, weight(next_past, low))
+        here, there = gl.reduce(
+            (gl.where(mine, s * to_me, 0.0), gl.where(others, s * to_next, 0.0)), 0, both_added
+        )
+        here = gl.where(own < 0, here + before * gl.where(shut_me < 0, 1.0, 0.0), here)
+        fades = gl.where(shut_next < 0, decay(next_past, past), 0.0)
+        there = gl.where(next_own < 0, there + before * fades, there)
     return here, there
 
 
