@@ -74,7 +74,9 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
                 accumulator = ElementKind.F32
         else:
             loss += _MAP_LOSS[desc.op] * _W
-            if half:  # the hardware's exp and quotient, and some twenty additions
+            # The hardware's exp and quotient, and some twenty additions, or products of up to 64
+            # parts of a row, rounded when they are told.
+            if half:
                 loss += 100 * _W
                 if desc.op in _SUMMED:
                     accumulator = ElementKind.F32
