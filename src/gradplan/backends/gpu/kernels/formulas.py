@@ -502,13 +502,13 @@ def product_quotients(ELEMENT: tl.constexpr, share, scale, a, b, SCALED: tl.cons
     """share · scale² / a and / b; for halves by one reciprocal, of their product."""
     share, scale = share[:, None], scale[:, None]
     if ELEMENT == "f64":
-        return share / a, share / b
+        da, db = share / a, share / b
     elif ELEMENT == "f32":
         da, db = share * reciprocal(a), share * reciprocal(b)
     else:
         each = share * rough_reciprocal(a * b)
         da, db = each * b, each * a
-    if SCALED:
+    if SCALED and ELEMENT != "f64":
         return da * scale * scale, db * scale * scale
     else:
         return da, db
