@@ -86,6 +86,14 @@ def test_every_other_variant_has_its_reason(kind, shape, axis, variant):
     assert all(len(other.why) > 10 for other in told.others)
 
 
+@pytest.mark.parametrize("shape", [(1024, 2048), (8192, 1024)])
+def test_what_comes_after_a_scan_in_registers_has_its_cost(shape):
+    told = plan("cumsum", shape, 1).explanation()
+    assert told.sku.variant == "resident"
+    costs = {other.variant: other.why for other in told.others}
+    assert not any("not for this kind" in costs[name] for name in ("tiled", "split"))
+
+
 def test_a_reason_names_a_threshold_that_decides():
     # What is told must be so: with the field set to what it names, the variant is taken.
     from dataclasses import replace

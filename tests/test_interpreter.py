@@ -756,15 +756,16 @@ def test_indices_of_any_number_are_sorted(count, rows, index, accumulate):
 
 @pytest.mark.parametrize("position", [0, 39, 40, -1, 1 << 40])
 @pytest.mark.parametrize("padding", [None, 3])
-def test_marks_that_others_left_name_no_row(position, padding):
+@pytest.mark.parametrize("count", [40, 160], ids=["marked once", "in copies"])
+def test_marks_that_others_left_name_no_row(position, padding, count):
     """Whatever the workspace holds where rows are marked, be it the position of an index."""
     rng = np.random.default_rng(5)
-    indices = rng.choice([0, 3, 4, 9, -2, 12], 40)
+    indices = rng.choice([0, 3, 4, 9, -2, 12], count)
     indices[[0, 39]] = 3, 9
-    dout = rng.standard_normal((40, 5)).astype(np.float32)
+    dout = rng.standard_normal((count, 5)).astype(np.float32)
     table = np.full((12, 5), np.nan, np.float32)
     desc = gp.EmbeddingBackwardDescriptor(
-        num_embeddings=12, embedding_dim=5, num_indices=40, element=ElementKind.F32,
+        num_embeddings=12, embedding_dim=5, num_indices=count, element=ElementKind.F32,
         padding_idx=padding, accumulate=False,
     )  # fmt: skip
     plan = gp.EmbeddingBackwardPlan.select(desc, device="cpu", preference=TRITON)

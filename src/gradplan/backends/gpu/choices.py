@@ -90,8 +90,9 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
     elif other == "resident":
         yield _raised(table, "scan_resident", "the longest row that stays in registers")
         yield _raised(table, "scan_columns", "the longest axis of neighbouring rows that stays")
-        now, _ = table.lines_of(desc.op, desc.element)
-        values = ((k * now, replace(table, lines=_longer(table.lines, k))) for k in _powers())
+        tile, _ = table.lines_of(desc.op, desc.element)
+        now = max(tile, table.lines_of(desc.op, desc.element, 1)[0])
+        values = ((k * tile, replace(table, lines=_longer(table.lines, k))) for k in _powers())
         yield "lines", "the longest row that lies in one run and stays in registers", now, values
     elif other == "chained":
         now = table.chained_from
@@ -185,7 +186,7 @@ def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
-    barred = replace(barred, alone_rows=())
+    barred = replace(barred, alone_rows=(), short_lines=())
     never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER, walked_from=())
     if other == "held":
         barred = never_walked

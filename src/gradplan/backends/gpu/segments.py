@@ -60,9 +60,14 @@ def _digits(key_bits: int, table: Table) -> tuple[int, int]:
     return passes, -(-key_bits // passes)
 
 
-def _copies(blocks: int, table: Table) -> int:
-    """In how many places rows are marked: blocks that name one row all wait for each other."""
-    return _MARK_COPIES if blocks >= table.mark_blocks else 1
+def _copies(desc: EmbeddingBackwardDescriptor, table: Table) -> int:
+    """In how many places rows are marked: blocks that name one row all wait for each other. No more
+    than take as much room as the sorted words; a power of two, 0 where nothing is marked."""
+    n, rows = desc.num_indices, desc.num_embeddings
+    copies = 0 if desc.accumulate else 1
+    while n >= table.mark_blocks * table.sort_block and 0 < copies < min(_MARK_COPIES, n // rows):
+        copies *= 2
+    return copies
 
 
 def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
@@ -76,7 +81,7 @@ def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
         "spare": n,
         "counts": -(-(blocks << bits) // number),
         "totals": 1 << bits,
-        "marks": 0 if desc.accumulate else _copies(blocks, table) * desc.num_embeddings,
+        "marks": _copies(desc, table) * desc.num_embeddings,
         "bounds": 2 * desc.num_embeddings if desc.scale_grad_by_freq else 0,
     }
     for k, level in enumerate(_levels(n, table)[:-1]):
@@ -226,12 +231,8 @@ def _sort(
             ("low", Int(shift + turn * bits, "i32")),
             ("shift", Int(shift, "i32")),
         )
-        fixed = (
-            ("FIRST", turn == 0),
-            ("BITS", bits),
-            ("BLOCK", block),
-            ("COPIES", _copies(blocks, table)),
-        )
+        fixed = (("FIRST", turn == 0), ("BITS", bits), ("BLOCK", block))
+        copies = _copies(desc, table)
         tile, end = turn * tiles // passes, (turn + 1) * tiles // passes
         yield Step(
             kernel="segments.count_digits",
@@ -243,7 +244,7 @@ def _sort(
                 ("marks", marks if turn == 0 else None),
                 *numbers,
             ),
-            constants=fixed,
+            constants=(*fixed, ("COPIES", copies if turn == 0 else 0)),
             warps=1,
         )
         yield Step(
@@ -272,6 +273,7 @@ def _sort(
             ),
             constants=(
                 *fixed,
+                ("COPIES", copies),
                 ("UNIT", problem.unit),
                 ("T", t),
                 ("D", d),

@@ -172,7 +172,7 @@ class Table:
     learned_thread: int
     """... and a thread of that."""
     sort_block: int
-    """Indices of an embedding that a warp sorts at a time, a multiple of 32 ..."""
+    """Indices of an embedding that a warp sorts at a time, a power of two, at least 32 ..."""
     sort_bits: int
     """... by at most so many bits."""
     sum_block: int
