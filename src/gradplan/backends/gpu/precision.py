@@ -3,8 +3,7 @@
 u is the element's unit roundoff (one rounding at the store), w = 2⁻²⁴ that of f32, v = 2⁻⁵³ that
 of f64. Row sums, carries between tiles, products and segment sums are f64 for every element, but
 that halves of a row that a warp has (up to 4096, at most 128 a thread), and a chunk of an
-embedding's, are summed in f32 first, and products of up to 64 parts of a row of halves are told in
-f32, with exponents beyond its own; maps and the scan of a tile are f32 for all but f64.
+embedding's, are summed in f32 first; maps and the scan of a tile are f32 for all but f64.
 """
 
 from __future__ import annotations
@@ -75,11 +74,9 @@ def guarantee(desc: Any, arch: str) -> PrecisionGuarantee:
                 accumulator = ElementKind.F32
         else:
             loss += _MAP_LOSS[desc.op] * _W
-            # The hardware's exp and quotient, and some twenty additions, or products of up to 64
-            # parts of a row, rounded when they are told.
-            if half:
+            if half:  # the hardware's exp and quotient, and some twenty additions
                 loss += 100 * _W
-                if desc.op in _SUMMED or desc.op is ReduceKind.PROD:
+                if desc.op in _SUMMED:
                     accumulator = ElementKind.F32
     summed = desc.category is OpCategory.EMBEDDING and not half  # in f64, and nothing else done
     math = MathPrecision.F32 if narrow and not summed else None

@@ -22,7 +22,6 @@ __all__ = ["program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
 _TERMS = 4096
-_ROUNDED = 64
 _NARROW = 128  # bytes of rows side by side below which memory is much slower
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
@@ -281,10 +280,8 @@ class _Rows:
         most = programs * (stages // 3)
         if c < least or not 1 < parts <= most or units >= 2**31 - 8 * programs:
             return None
-        # The guarantee has room for so many products that are rounded to f32 when they are told.
-        short = self.product and self.half and self.columns and parts <= _ROUNDED
-        wide = (self.product and not short) or (element is ElementKind.F32 and op not in _COUNTS)
-        words = -(-(units * r * (8 if wide else 4) + 4 * units * short) // 8)
+        wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
+        words = -(-units * r * (8 if wide else 4) // 8)
         lanes = 32 * joiners // r  # threads that join the states of a row
         heard = max(up(parts), lanes)  # at a time: as many as registers hold
         if heard > lanes * (16 if self.product else 32):
@@ -322,7 +319,7 @@ class _Rows:
         return Program(
             steps=(clearing(0, words), launch),
             runner=None,
-            workspace_bytes=8 * (words + (self.slots - 1) * units * r),
+            workspace_bytes=8 * words * self.slots,
             reads={},
             layout=self.layout,
             variant="held",

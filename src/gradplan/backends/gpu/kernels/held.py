@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon, mbarrier
 from ..launch import interpreted
-from .arithmetic import multiply, plain_parts
+from .arithmetic import multiply, plain_parts, power_of_two
 from .formulas import (
     apply,
     hits_of_pairs,
@@ -41,16 +41,7 @@ from .held_memory import (
     unit_place,
 )
 from .held_products import careful_product, careful_shares, factors, unit_products
-from .held_states import (
-    alone_layout,
-    heard_layout,
-    heard_parts,
-    joined,
-    sum_type,
-    tell,
-    tell_parts,
-    tell_products,
-)
+from .held_states import alone_layout, heard_layout, heard_parts, joined, sum_type, tell, tell_parts
 from .tiles import place, put, widened
 
 _INTERPRETED = tl.constexpr(interpreted())
@@ -102,8 +93,7 @@ def held_rows(
 
     `told` are the states [unit, R]; all bits of one that is not told yet are 1. A state is its own
     flag: nobody waits for more than the very numbers that it needs. A product that is no plain
-    number is told as NaN, and its parts stand behind all states; in f32 products are told in terms
-    of a power of two, one a unit, before those.
+    number is told as NaN, and its parts stand behind all states.
     """
     TILE: tl.constexpr = tile_layout(OUT, ELEMENT, R, NW)
     ALONE: tl.constexpr = alone_layout(R, NW, NW)
@@ -307,10 +297,10 @@ def join_unit(
     tile = unit // parts
     dy_row = of_rows(dy, DY, tile, dy_steps, R, FULL, ROW, TYPE)
     y_row = of_rows(y, Y, tile, y_steps, R, FULL, ROW, TYPE)
-    s0, s1, s2 = joined(told, tile, 0, parts, units, KIND, ELEMENT, R, K, JOINERS, HEARD)
+    s0, s1, s2 = joined(told, tile, 0, parts, KIND, ELEMENT, R, K, JOINERS, HEARD)
     if MORE:
         for part in range(K, parts, K):
-            t0, t1, t2 = joined(told, tile, part, parts, units, KIND, ELEMENT, R, K, JOINERS, HEARD)
+            t0, t1, t2 = joined(told, tile, part, parts, KIND, ELEMENT, R, K, JOINERS, HEARD)
             if KIND == "prod":
                 s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
             else:
@@ -358,6 +348,7 @@ def take_unit(
     Q: tl.constexpr = run_of(ELEMENT, R)
     row_dims = x_steps[0]
     lane = gl.arange(0, R, gl.SliceLayout(1, ALONE))
+    target = told + unit.to(gl.int64) * R + lane
     if KIND == "prod":
         m, e, distant = unit_products(
             kept_x, X, stage, unit, parts, row_dims, n, ELEMENT, R, C, NW, NEAR, FULL, TILE, S
@@ -367,15 +358,18 @@ def take_unit(
         far.store(distant)
         m, e = plain_parts(gl.reduce(sums.load(ALONE), 1, multiply))
         e += gl.sum(powers.load(ALONE), 1)
-        odd = gl.max(far.load(ALONE), 1)
-        plain = tell_products(told, unit, units, lane, m, e, odd, R, ELEMENT)
-        if not plain:
+        # 2 where some factor is far from 1, 1 where only their product is.
+        odd = 2 * gl.max(far.load(ALONE), 1) | (gl.abs(e) > 900).to(gl.int32)
+        odd = gl.max(odd, 0)
+        if odd == 0:
+            tell(target, m * power_of_two(e), R, KIND, ELEMENT)
+        else:
             t0, t1, t2 = m, e.to(gl.float64), m * 0.0
-            if gl.max(odd, 0) > 0:
+            if odd > 1:
                 t0, t1, t2 = careful_product(
                     x, X, x_steps, unit, parts, n, ELEMENT, R, C, NW, NEAR, ALONE
                 )
-            tell_parts(told, unit, units, lane, t0, t1, t2, R, ELEMENT)
+            tell_parts(target, units, t0, t1, t2, R, KIND, ELEMENT)
     else:
         for k in gl.static_range(S):
             a = loaded(kept_dy, A, stage, beside, k, S, TILE)
@@ -396,7 +390,6 @@ def take_unit(
                 total += added
         sums.store(gl.sum(total.to(gl.int32) if PAIRS else total, 2))
         state = gl.sum(sums.load(ALONE).to(gl.float64), 1)
-        target = told + unit.to(gl.int64) * R + lane
         tell(target, -state if PAIRS else state, R, KIND, ELEMENT)
 
 

@@ -16,7 +16,6 @@ from .hearing import hear, overheard
 
 _INTERPRETED = tl.constexpr(interpreted())
 _ODD = tl.constexpr(1 << 20)
-_APART = tl.constexpr(200)  # so far apart the exponents of products in f32 may be
 
 
 @triton.constexpr_function
@@ -38,8 +37,19 @@ def heard_layout(r, k, warps):
 @triton.constexpr_function
 def sum_type(kind, element):
     """What the sums of a warp are; of halves f32, in groups that are small beside their bits."""
-    wide = kind == "prod" or element == "f32"
-    return gl.int32 if counts(kind) else gl.float64 if wide else gl.float32
+    return gl.int32 if counts(kind) else word_type(kind, element)
+
+
+@triton.constexpr_function
+def word_type(kind, element):
+    """What a state is told in."""
+    wide = kind == "prod" or (element == "f32" and not counts(kind))
+    return gl.float64 if wide else gl.float32
+
+
+@triton.constexpr_function
+def word_bits(kind, element):
+    return word_type(kind, element).primitive_bitwidth
 
 
 @triton.constexpr_function
@@ -57,43 +67,19 @@ def careful_layout(r, warps):
 
 
 @gluon.jit
-def words_of(tile, part, parts, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr):
-    """Which states are those of a tile's rows, [R, K], from a part on, and whether there are so
-    many parts."""
+def words_of(told, tile, part, parts, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr):
+    """Where the states of a tile's rows are told, [R, K], from a part on, and which are."""
     lane = gl.arange(0, R, gl.SliceLayout(1, HEARD))[:, None]
     one = part + gl.arange(0, K, gl.SliceLayout(0, HEARD))[None, :]
-    words = tile.to(gl.int64) * parts * R + (lane + one * R)
+    words = told + tile.to(gl.int64) * parts * R + (lane + one * R)
     return words, (one < parts).to(gl.int32) + lane * 0
-
-
-@triton.constexpr_function
-def narrow(kind, told):
-    """Whether products are told in f32: those of a unit in terms of a power of two, which is told
-    behind all products."""
-    return kind == "prod" and told.element_ty == gl.float32
-
-
-@gluon.jit
-def bases_of(told, units, R: tl.constexpr):
-    """Where these powers are told."""
-    return told + units.to(gl.int64) * R
-
-
-@gluon.jit
-def asides_of(told, units, R: tl.constexpr):
-    """Where products are told part by part, in three arrays [unit, R]."""
-    total = units.to(gl.int64) * R
-    if told.dtype.element_ty == gl.float32:
-        return told.to(gl.pointer_type(gl.float64)) + (total + units + 1) // 2
-    else:
-        return told + total
 
 
 @gluon.jit
 def tell(target, state, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constexpr):
     """Store the states [R], which no reader takes for what is not told yet: a NaN of ours has
     other bits."""
-    TYPE: tl.constexpr = target.dtype.element_ty
+    TYPE: tl.constexpr = word_type(KIND, ELEMENT)
     state = (state * (1.0 / word_scale(KIND, ELEMENT))).to(TYPE)
     state = gl.where(state != state, float("nan"), state)
     if _INTERPRETED:
@@ -110,46 +96,18 @@ def tell(target, state, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constex
 
 
 @gluon.jit
-def tell_products(told, unit, units, lane, m, e, odd, R: tl.constexpr, ELEMENT: tl.constexpr):
-    """Tell products m · 2^e of a unit's rows [R]; False where they are no plain numbers, or `odd`
-    says that some factor is not usual: then nothing has been told."""
-    target = told + unit.to(gl.int64) * R + lane
-    if narrow("prod", told.dtype):
-        highest, lowest, strange = gl.reduce((e, -e, odd), 0, three_most)
-        base = (highest - lowest) >> 1
-        plain = (strange == 0) & (highest + lowest <= _APART)
-        if plain:
-            tell(bases_of(told, units, R) + unit + lane * 0, base + m * 0.0, 1, "prod", ELEMENT)
-            tell(target, m * power_of_two(e - base), R, "prod", ELEMENT)
-    else:
-        plain = gl.max(odd | (gl.abs(e) > 900).to(gl.int32), 0) == 0
-        if plain:
-            tell(target, m * power_of_two(e), R, "prod", ELEMENT)
-    return plain
-
-
-@triton.jit
-def three_most(a, b, c, x, y, z):
-    return tl.maximum(a, x), tl.maximum(b, y), tl.maximum(c, z)
-
-
-@gluon.jit
-def tell_parts(told, unit, units, lane, s0, s1, s2, R: tl.constexpr, ELEMENT: tl.constexpr):
-    """Tell them part by part: a product itself is NaN then, unless it is a plain number."""
+def tell_parts(
+    target, units, s0, s1, s2, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constexpr
+):
+    """Tell products part by part where they are no plain numbers."""
+    odd = (s2 != 0.0) | (gl.abs(s1) > 900.0)
     total = units.to(gl.int64) * R
-    here = unit.to(gl.int64) * R + lane
-    aside = asides_of(told, units, R) + here
-    gl.store(aside, s0)
-    gl.store(aside + total, s1)
-    gl.store(aside + 2 * total, s2)
+    gl.store(target + total, s0)
+    gl.store(target + 2 * total, s1)
+    gl.store(target + 3 * total, s2)
     fence(s0)
-    if narrow("prod", told.dtype):
-        tell(bases_of(told, units, R) + unit + lane * 0, s0 * 0.0, 1, "prod", ELEMENT)
-        tell(told + here, s0 * float("nan"), R, "prod", ELEMENT)
-    else:
-        odd = (s2 != 0.0) | (gl.abs(s1) > 900.0)
-        plain = s0 * power_of_two(gl.where(odd, 0.0, s1).to(gl.int32))
-        tell(told + here, gl.where(odd, float("nan"), plain), R, "prod", ELEMENT)
+    plain = s0 * power_of_two(gl.where(odd, 0.0, s1).to(gl.int32))
+    tell(target, gl.where(odd, float("nan"), plain), R, KIND, ELEMENT)
 
 
 @gluon.jit
@@ -158,26 +116,20 @@ def heard_parts(told, unit, parts, units, ELEMENT: tl.constexpr, R: tl.constexpr
     odd about them. All have been heard before."""
     HEARD: tl.constexpr = careful_layout(R, NW)
     K: tl.constexpr = 32 * NW // R
-    BITS: tl.constexpr = told.dtype.element_ty.primitive_bitwidth
     total = units.to(gl.int64) * R
-    aside = asides_of(told, units, R)
     s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, HEARD))
     s1 = s0 * 0.0
     s2 = s0 * 0.0
     for first in range(0, parts, K):
-        here, needed = words_of(unit // parts, first, parts, R, K, HEARD)
-        t0 = numbers_of(overheard(told + here, needed, BITS))
+        words, needed = words_of(told, unit // parts, first, parts, R, K, HEARD)
+        t0 = overheard(words, needed, 64).to(gl.float64, bitcast=True)
         fence(t0)
         odd = (t0 != t0) & (needed != 0)
         m, e = plain_parts(gl.where(needed != 0, t0, 1.0))
-        t1 = e.to(gl.float64)
-        if narrow("prod", told.dtype):
-            base = numbers_of(overheard(bases_of(told, units, R) + here // R, needed, BITS))
-            t1 += base
-        t0 = gl.where(odd, gl.load(aside + here, mask=odd, other=1.0, cache_modifier=".cg"), m)
-        more = gl.load(aside + total + here, mask=odd, other=0.0, cache_modifier=".cg")
-        t1 = gl.where(odd, more, t1)
-        t2 = gl.load(aside + 2 * total + here, mask=odd, other=0.0, cache_modifier=".cg")
+        t0 = gl.where(odd, gl.load(words + total, mask=odd, other=1.0, cache_modifier=".cg"), m)
+        t1 = gl.load(words + 2 * total, mask=odd, other=0.0, cache_modifier=".cg")
+        t1 = gl.where(odd, t1, e.to(gl.float64))
+        t2 = gl.load(words + 3 * total, mask=odd, other=0.0, cache_modifier=".cg")
         t0, t1, t2 = gl.reduce((t0, t1, t2), 1, merge)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
     return s0, s1, s2
@@ -214,43 +166,25 @@ def numbers_of(heard):
 
 @gluon.jit
 def joined(
-    told, tile, part, parts, units, KIND: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr,
+    told, tile, part, parts, KIND: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr,
     K: tl.constexpr, JOINERS: tl.constexpr, HEARD: tl.constexpr,
 ):  # fmt: skip
     """The states of K parts of rows from one on, joined, when all of them have been told; of
     products significand, exponent, and whether some part was told otherwise."""
-    BITS: tl.constexpr = told.dtype.element_ty.primitive_bitwidth
-    TYPE: tl.constexpr = gl.int64 if BITS == 64 else gl.int32
+    BITS: tl.constexpr = word_bits(KIND, ELEMENT)
     EACH: tl.constexpr = (R * K + 32 * JOINERS - 1) // (32 * JOINERS)
-    words, needed = words_of(tile, part, parts, R, K, HEARD)
-    if narrow(KIND, told.dtype):
-        # Asked for first, so that they have arrived when all products have.
-        bases, early = early_bases(told, tile, part, parts, units, R, K, JOINERS)
-    heard = hear(told + words, (0 - needed).to(TYPE), EACH, R * BITS // 8)
+    words, needed = words_of(told, tile, part, parts, R, K, HEARD)
+    heard = hear(words, (0 - needed).to(gl.int64 if BITS == 64 else gl.int32), EACH, R * BITS // 8)
     if KIND == "prod":
-        states = gl.where(needed != 0, numbers_of(heard), 1.0)
+        states = gl.where(needed != 0, heard.to(gl.float64, bitcast=True), 1.0)
         m, e = plain_parts(states)
         e = gl.where(states != states, _ODD, e)
         m, e = gl.reduce((m, e), 1, times_few_parts)
         odd = e > _ODD // 2
         m, above = plain_parts(m)
-        e = (e + above).to(gl.float64)
-        if narrow(KIND, told.dtype):
-            e += gl.sum(numbers_of(hear(bases, early, max(1, K // (32 * JOINERS)))), 0)
-        return m, gl.where(odd, 0.0, e), odd.to(gl.float64)
+        return m, gl.where(odd, 0, e + above).to(gl.float64), odd.to(gl.float64)
     else:
         state = gl.sum(numbers_of(heard), 1)
         if not counts(KIND) and ELEMENT != "f32":
             state = state * (row_scale(ELEMENT) * word_scale(KIND, ELEMENT))
         return state, state, state
-
-
-@gluon.jit
-def early_bases(
-    told, tile, part, parts, units, R: tl.constexpr, K: tl.constexpr, JOINERS: tl.constexpr
-):
-    """Where the powers of two of K parts from one on are told, and what has been told so far."""
-    EACH: tl.constexpr = max(1, K // (32 * JOINERS))
-    one = part + gl.arange(0, K, gl.BlockedLayout([EACH], [32], [JOINERS], [0]))
-    bases = bases_of(told, units, R) + tile.to(gl.int64) * parts + one
-    return bases, overheard(bases, (one < parts).to(gl.int32), 32)
