@@ -116,6 +116,11 @@ def _cluster_rows(kind: str, half: bool) -> Shapes:
     return [((1024, 32768 if short else 131072), 1)]
 
 
+def _in_lines(kind: str, half: bool) -> Shapes:
+    """Rows of a scan; the shorter ones of cumsum have a field of their own."""
+    return [((8192, 8192), 1), *([((1 << 16, 1024), 1)] if kind != "cumsum" else [])]
+
+
 def _side_by_side(kind: str, half: bool) -> Shapes:
     """Rows side by side, as long as ..."""
     return [((128, 1024, 512), 1)] if _rounded(kind, half) else [((64, 2048, 512), 1)]
@@ -204,6 +209,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "narrow_side": ("cummax", _narrow),
     "chained": ("cummax", [((64, 1 << 20), 1)]),
     "chained_far": ("cummax", [((1, 1 << 27), 1)]),
+    "whole_columns": ("prod", [((1024, 64, 1024), 1)]),
     "lagged_rows": ("std", [((1, 1 << 27), 1)]),
     "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
     "walked_rows": ("cummax", [((1 << 16, 1024), 1), ((1024, 131072), 1)]),
@@ -373,7 +379,7 @@ FIELDS: dict[str, Ask | str] = {
     ),
     "side_chunk": _on(_TALL_SCANS),
     "side_window": _on(_TALL_SCANS),
-    "lines": _by_kind("cummax", [((8192, 8192), 1), ((1 << 16, 1024), 1)], 32, 1024),
+    "lines": _by_kind("cummax", _in_lines, 32, 1024),
     "short_lines": _by_kind("cummax", [((1 << 20, 64), 1)], 32, 1024),
     "thread_words": _on(
         _probes("softmax", (8192, 8192)),
@@ -394,7 +400,7 @@ FIELDS: dict[str, Ask | str] = {
     "chunk_more": _on(_SAME),
     "chunk_more_bytes": _on(_SAME),
     "together_more": _on(_SAME),
-    "mark_blocks": _on(_SMALL),
+    "mark_blocks": "only whether it is much more or less than a few hundred blocks tells",
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
     "join": _on(_WIDE_ELEMENTS),

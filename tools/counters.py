@@ -1,7 +1,7 @@
 """What limits a kernel, by Nsight Compute's counters.
 
-    PYTHONPATH=src python tools/profile.py --json profile.json      # on a GPU, with ncu
-    PYTHONPATH=src python tools/profile.py --table profile.json     # markdown
+    PYTHONPATH=src python tools/counters.py --json profile.json      # on a GPU, with ncu
+    PYTHONPATH=src python tools/counters.py --table profile.json     # markdown
 
 Each problem of `gradplan bench` that is asked for runs once, with cold caches; ncu reads counters
 of its kernels and leaves the clocks alone.
