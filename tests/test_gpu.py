@@ -509,7 +509,7 @@ def variants_of(kind, shape, axes, **options):
         ("cumsum", (2, 6_000_001), (1, 9_000_001)),
         ("cummax", (512, 1001), (600, 1003)),
         ("sum", (4096, 4096), (512, 32_768)),
-        ("embedding", (5000, 96, 300), (700_000, 112, 400)),
+        ("embedding", (30_000, 96, 300), (700_000, 112, 400)),
     ],
 )
 def test_shapes_of_one_variant_share_its_kernels(kind, one, other):

@@ -279,6 +279,8 @@ def _sort(
                 ("D", d),
             ),
             warps=1,
+            # What does not lie in runs takes an address an element.
+            registers=0 if problem.unit else all_registers(1),
             alignment=problem.alignment,
             aligned=("table_row", "columns"),
         )

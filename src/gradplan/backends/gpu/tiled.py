@@ -146,7 +146,7 @@ class _Tiled:
             small = max(small, 2)  # so do states in f64
         few = resident or self.recomputes
         r = (table.column_bytes if few else table.scan_column_bytes) // self.item
-        if not few and self.kind is ScanKind.LOG_CUMSUM_EXP:
+        if not few and (self.kind is ScanKind.LOG_CUMSUM_EXP or (self.wide and self.item == 2)):
             r //= 4  # numbers of a row in f64
         r = min(up(self.beside), max(1, r))
         step = table.scan_column_few if few else table.scan_column_step
