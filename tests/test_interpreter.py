@@ -515,27 +515,6 @@ def test_the_whole_grid(spec, element, layout, exhaustive):
         check(cases.grid(spec, element, layout))
 
 
-@problems([spec_of("cummax"), spec_of("cummin")], ELEMENTS[:3])
-def test_rows_that_a_warp_takes_alone(spec, element):
-    """All data; options and lengths take turns."""
-    asked = cases.options_of(spec, element)
-    missed = []
-    small = replace(table.table_of("interpreter"), alone_rows=(("alone_rows", "", 512, 512),))
-    with table.using("interpreter", small):
-        for k, data in enumerate(cases.data_of(spec)):
-            fields, without = asked[k % len(asked)]
-            desc = cases.describe(spec, element, (3, (256, 512)[k % 2]), (1,), **fields)
-            problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
-            kernels = [step.kernel for step in program_of(problem).steps]
-            assert kernels == ["row_alone.scan_row_alone"]
-            plan = problem.plan("cpu", TRITON)
-            plan.run(problem.args())
-            outcome = problem.outcome(plan.precision_guarantee.relative_error)
-            if not outcome.ok:
-                missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
-
-
 def test_every_kernel_is_met():
     """What `programs` may launch, these tests launch."""
     met = set()
