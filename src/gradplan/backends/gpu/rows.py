@@ -387,17 +387,15 @@ class _Rows:
         loose = phase == "whole" and self.columns and deviates and not every
         spacious = self.many > 1 or strided or self.ordered or loose
         place = f"{phase}_{self.layout}"
-        capped = every and self.in_runs
-        if capped:
+        plain = every and self.in_runs
+        if plain:
             registers = table.number_of(table.registers, place, op, element)
-        if registers:
-            pass
-        elif spacious or (self.product and (r > 1 or masked)):
+        if not registers and (spacious or (self.product and (r > 1 or masked))):
             registers = all_registers(warps)
-        elif phase == "whole" and warps == 32 and self.lone:
+        elif not registers and phase == "whole" and warps == 32 and self.lone:
             # Two programs of the longest rows at a time.
             warps, registers = (16, 64) if deviates else (32, 32)
-        if capped and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
+        if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
             ahead = table.number_of(table.ahead, place, op, element)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
         return Step(
