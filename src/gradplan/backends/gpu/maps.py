@@ -38,7 +38,7 @@ def program(
     geometry = geometry_of(desc, strides, outputs, across, along)
     n, lines = along.size, across.dims[0].extent
     modes = [geometry.mode(k, output=k >= 3) for k in range(3 + len(outputs))]
-    room = table.map_bytes // desc.element.size_bytes
+    room = table.map_bytes // desc.element.size_bytes // len(outputs)
     c = min(up(n), room)
     if "a" in modes and lines > 1:  # what all rows share is read once for several of them
         c = min(c, room // 8)

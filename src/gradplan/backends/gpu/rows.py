@@ -305,7 +305,7 @@ class _Rows:
                 ("STAGES", stages),
                 ("NW", warps),
                 ("JOINERS", joiners),
-                ("REGISTERS", table.held_registers),
+                ("REGISTERS", table.part_of("held_registers", op, element)),
                 ("PAIRS", self.paired and self.every(r, c)),
                 ("NEAR", self.geometry.near(r, c)),
                 ("FULL", self.every(r, c)),

@@ -34,7 +34,7 @@ class Table:
     fill: int
     """So many programs fill the machine: with fewer, rows are split."""
     map_bytes: int
-    """A map's tile, in bytes of the output."""
+    """A map's tile, in bytes of all outputs."""
     row_tile: int
     """Short rows are put together up to this."""
     resident_words: int
@@ -66,8 +66,9 @@ class Table:
     """... so many bytes of them ..."""
     held_bytes: int
     """... with room for so many bytes of parts ..."""
-    held_registers: tuple[int, int]
-    """... and so many registers for threads that write gradients, and that join states."""
+    held_registers: Lines
+    """... and so many registers for threads that write gradients, and that join states: for halves,
+    and for f32."""
     walked_rows: Lines
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
     memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
@@ -87,7 +88,7 @@ class Table:
     """The same of longer rows whose parts all programs take in turn, with room for `held_bytes` of
     them ..."""
     held_scan_registers: Lines
-    """... and registers, as in `held_registers`: by four warps, and by eight."""
+    """... and registers, as in `held_registers`, but by four warps, and by eight."""
     held_first: ByPlace
     """Whether rows are held where a cluster could take them."""
     lag: int
@@ -307,7 +308,11 @@ _SM_90 = Table(
     ),
     held_width=256,
     held_bytes=192 << 10,
-    held_registers=(136, 144),
+    held_registers=(
+        ("max", 112, 144, 136, 144),
+        ("min", 112, 144, 136, 144),
+        ("", 136, 144, 136, 144),
+    ),
     walked_rows=(
         ("cumsum", 4096, 2, 4096, 2),
         ("cumprod", 2048, 2, 2048, 2),
@@ -504,7 +509,7 @@ _INTERPRETER = Table(
     held_columns=(("", 0, 4, 0, 4),),
     held_width=128,
     held_bytes=192 << 10,
-    held_registers=(136, 144),
+    held_registers=(("", 136, 144, 136, 144),),
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,

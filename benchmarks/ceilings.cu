@@ -1,0 +1,154 @@
+// What a program reaches at most that reads a block of one array or of two, joins all of it and writes as
+// much as one: the least that a gradient of whole rows does. A thread keeps R pieces of 16 bytes of each in
+// registers and S in shared memory, where they arrive by asynchronous copies of its own, or all by one bulk
+// copy. See ceilings.py.
+
+#include <cstdint>
+#include <cuda_runtime.h>
+
+__device__ __forceinline__ uint32_t address(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+__device__ __forceinline__ float sum(float4 v) { return v.x + v.y + v.z + v.w; }
+
+__device__ __forceinline__ float4 times(float4 v, float k) {
+  return make_float4(v.x * k, v.y * k, v.z * k, v.w * k);
+}
+
+// A factor that all elements of the block decide, near 1.
+template <int THREADS>
+__device__ __forceinline__ float joined(float s) {
+  __shared__ float warps[THREADS / 32];
+  for (int far = 16; far; far /= 2) s += __shfl_xor_sync(~0u, s, far);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = s;
+  __syncthreads();
+  float all = 0;
+#pragma unroll
+  for (int i = 0; i < THREADS / 32; i++) all += warps[i];
+  return 1.0f + 1e-9f * all;
+}
+
+__device__ __forceinline__ float4 plus(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ __forceinline__ void ask(float4* kept, const float4* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(kept)), "l"(from));
+}
+
+template <int THREADS, int R, int S, bool TWO>
+__global__ void __launch_bounds__(THREADS)
+    by_threads(const float4* __restrict__ x, const float4* __restrict__ y, float4* __restrict__ out) {
+  extern __shared__ float4 kept[];
+  float4* beside = kept + S * THREADS;
+  const int t = threadIdx.x;
+  const size_t begin = static_cast<size_t>(blockIdx.x) * THREADS * (R + S) + t;
+  float4 own[R > 0 ? R : 1], other[R > 0 ? R : 1];
+#pragma unroll
+  for (int i = 0; i < R; i++) {
+    own[i] = x[begin + i * THREADS];
+    if (TWO) other[i] = y[begin + i * THREADS];
+  }
+#pragma unroll
+  for (int i = 0; i < S; i++) {
+    ask(kept + i * THREADS + t, x + begin + (R + i) * THREADS);
+    if (TWO) ask(beside + i * THREADS + t, y + begin + (R + i) * THREADS);
+  }
+  float s = 0;
+#pragma unroll
+  for (int i = 0; i < R; i++) {
+    if (TWO) s += sum(other[i]);
+    s += sum(own[i]);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#pragma unroll 4
+  for (int i = 0; i < S; i++) {
+    if (TWO) s += sum(beside[i * THREADS + t]);
+    s += sum(kept[i * THREADS + t]);
+  }
+  const float k = joined<THREADS>(s);
+#pragma unroll
+  for (int i = 0; i < R; i++) out[begin + i * THREADS] = times(TWO ? plus(own[i], other[i]) : own[i], k);
+#pragma unroll 4
+  for (int i = 0; i < S; i++) {
+    const float4 one = kept[i * THREADS + t];
+    out[begin + (R + i) * THREADS] = times(TWO ? plus(one, beside[i * THREADS + t]) : one, k);
+  }
+}
+
+template <int THREADS, int S>
+__global__ void __launch_bounds__(THREADS) by_bulk(const float4* __restrict__ x, const float4*, float4* __restrict__ out) {
+  extern __shared__ __align__(128) float4 kept[];
+  __shared__ uint64_t arrived;
+  constexpr int BYTES = THREADS * S * 16, PIECE = BYTES > 16384 ? 16384 : BYTES;
+  const int t = threadIdx.x;
+  const size_t begin = static_cast<size_t>(blockIdx.x) * THREADS * S;
+  if (t == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(&arrived)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(&arrived)), "r"(BYTES)
+                 : "memory");
+    for (int at = 0; at < BYTES; at += PIECE)
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                       address(kept) + at),
+                   "l"(reinterpret_cast<const char*>(x + begin) + at), "r"(PIECE), "r"(address(&arrived))
+                   : "memory");
+  }
+  __syncthreads();
+  uint32_t done = 0;
+  while (!done)
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(address(&arrived))
+                 : "memory");
+  float s = 0;
+#pragma unroll 8
+  for (int i = 0; i < S; i++) s += sum(kept[i * THREADS + t]);
+  const float k = joined<THREADS>(s);
+#pragma unroll 8
+  for (int i = 0; i < S; i++) out[begin + i * THREADS + t] = times(kept[i * THREADS + t], k);
+}
+
+struct Way {
+  const char* name;
+  const void* kernel;
+  int threads, bytes, shared, inputs;
+};
+
+#define KEPT(T, R, S, TWO)                                                                            \
+  {#T " threads, " #R " registers, " #S " shared", (const void*)by_threads<T, R, S, TWO>, T, T*(R + S) * 16, \
+   (TWO ? 2 : 1) * T * S * 16, TWO ? 2 : 1}
+#define OF_ONE(T, R, S) KEPT(T, R, S, false)
+#define OF_TWO(T, R, S) KEPT(T, R, S, true)
+#define BULK(T, S) {#T " threads, bulk", (const void*)by_bulk<T, S>, T, T* S * 16, T* S * 16, 1}
+
+static const Way ways[] = {
+    // 128, 64, 32, 16, 8, 4 and 2 KiB of one array
+    OF_ONE(1024, 8, 0), OF_ONE(512, 16, 0), OF_ONE(512, 8, 8), OF_ONE(256, 8, 24), OF_ONE(512, 4, 12), BULK(512, 16),
+    OF_ONE(512, 8, 0), OF_ONE(256, 16, 0), OF_ONE(512, 4, 4), OF_ONE(256, 4, 12), BULK(512, 8),
+    OF_ONE(512, 4, 0), OF_ONE(256, 8, 0), OF_ONE(128, 16, 0), OF_ONE(256, 4, 4), BULK(128, 16),
+    OF_ONE(256, 4, 0), OF_ONE(128, 8, 0), OF_ONE(128, 0, 8), BULK(128, 8),
+    OF_ONE(128, 4, 0), OF_ONE(64, 8, 0), BULK(128, 4),
+    OF_ONE(128, 2, 0), OF_ONE(64, 4, 0), OF_ONE(32, 8, 0),
+    OF_ONE(128, 1, 0), OF_ONE(64, 2, 0), OF_ONE(32, 4, 0),
+    // 64, 16 and 2 KiB of each of two
+    OF_TWO(1024, 4, 0), OF_TWO(512, 8, 0), OF_TWO(512, 4, 4), OF_TWO(512, 2, 6), OF_TWO(256, 4, 12),
+    OF_TWO(256, 4, 0), OF_TWO(128, 8, 0), OF_TWO(128, 4, 4),
+    OF_TWO(64, 2, 0), OF_TWO(32, 4, 0),
+};
+
+extern "C" {
+int way_count() { return sizeof(ways) / sizeof(Way); }
+const char* way_name(int i) { return ways[i].name; }
+int way_bytes(int i) { return ways[i].bytes; }
+int way_inputs(int i) { return ways[i].inputs; }
+int way_prepare(int i) {
+  return cudaFuncSetAttribute(ways[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, ways[i].shared);
+}
+int way_launch(int i, const void* x, const void* y, void* out, size_t bytes, void* stream) {
+  void* arguments[] = {&x, &y, &out};
+  return cudaLaunchKernel(ways[i].kernel, dim3(bytes / ways[i].bytes), dim3(ways[i].threads), arguments,
+                          ways[i].shared, static_cast<cudaStream_t>(stream));
+}
+}

@@ -1,0 +1,106 @@
+"""What a gradient of whole rows can reach at most on this GPU, by the clock of `gradplan bench`.
+
+Whoever takes whole rows reads a block, of one array or of two, joins all of it, and only then
+writes as much as one. `ceilings.cu` does that and nothing else, by hand, in blocks of 2 to 128 KiB,
+in registers, in shared memory and in both: the best of them is the ceiling for rows of that many
+bytes. Needs nvcc and a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gradplan.bench import clocks
+
+_MIB = (64, 128)  # of each array
+
+
+def _built(folder: str) -> Any:
+    library = Path(folder) / "ceilings.so"
+    source = Path(__file__).with_suffix(".cu")
+    target = ["-gencode", "arch=compute_90a,code=sm_90a"]
+    shared = ["-shared", "-Xcompiler", "-fPIC", "-cudart", "shared"]
+    subprocess.run(["nvcc", "-O3", *target, *shared, "-o", library, source], check=True)
+    built = ctypes.CDLL(str(library))
+    built.way_name.restype = ctypes.c_char_p
+    pointer = ctypes.c_void_p
+    arguments = [ctypes.c_int, pointer, pointer, pointer, ctypes.c_size_t, pointer]
+    built.way_launch.argtypes = arguments
+    return built
+
+
+def measure(time_ms: float) -> dict[str, Any]:
+    """The share of each way, where what it wrote is right."""
+    import torch
+
+    bandwidth = clocks.cuda_copy_bandwidth()
+    x = torch.randn(max(_MIB) << 18, device="cuda")
+    y = torch.randn_like(x)
+    out = torch.empty_like(x)
+
+    def shares(launch: Callable[[int], object], inputs: int) -> dict[str, float]:
+        found = {}
+        for mib in _MIB:
+            size = mib << 20
+            out.fill_(float("nan"))
+            launch(size)
+            right = x + y if inputs == 2 else x
+            torch.testing.assert_close(out[: size // 4], right[: size // 4], rtol=1e-4, atol=1e-6)
+            samples = clocks.cuda_samples(partial(launch, size), clocks.Effort(time_ms=time_ms))
+            moved = (inputs + 1) * size
+            found[f"{moved >> 20} MiB"] = moved / bandwidth / statistics.median(samples)
+        return found
+
+    def copy(size: int) -> None:
+        out[: size // 4].copy_(x[: size // 4])
+
+    rows: list[dict[str, Any]] = [{"way": "a plain copy", "block_bytes": None, **shares(copy, 1)}]
+    pointers = x.data_ptr(), y.data_ptr(), out.data_ptr()
+    stream = torch.cuda.current_stream().cuda_stream
+    with tempfile.TemporaryDirectory() as folder:
+        library = _built(folder)
+        for i in range(library.way_count()):
+
+            def launch(size: int, i: int = i) -> None:
+                code = library.way_launch(i, *pointers, size, stream)
+                if code:
+                    raise RuntimeError(f"{library.way_name(i).decode()}: CUDA error {code}")
+
+            library.way_prepare(i)
+            inputs = library.way_inputs(i)
+            way = library.way_name(i).decode() + (", two inputs" if inputs == 2 else "")
+            rows.append({"way": way, "block_bytes": library.way_bytes(i), **shares(launch, inputs)})
+    return {
+        "what": (__doc__ or "").partition("\n")[0],
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
+        "copy_bytes_per_s": bandwidth,
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write what was measured")
+    parser.add_argument("--time-ms", type=float, default=12.0, help="measuring, a number")
+    options = parser.parse_args()
+    found = measure(options.time_ms)
+    for row in found["rows"]:
+        block = f"{row['block_bytes'] >> 10} KiB" if row["block_bytes"] else ""
+        shares = "  ".join(f"{name} {100 * row[name]:5.1f} %" for name in row if "MiB" in name)
+        print(f"{block:>8}  {row['way']:48} {shares}")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
