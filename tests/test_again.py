@@ -7,7 +7,7 @@ import pytest
 
 import gradplan as gp
 from gradplan.again import Recent
-from gradplan.views import view
+from gradplan.views import torch_maker, view
 
 torch = pytest.importorskip("torch")
 
@@ -16,9 +16,14 @@ class Program:
     def __init__(self, workspace=0):
         self.workspace_bytes = workspace
         self.ran = []
+        self.started = 0
 
-    def run(self, views, workspace, stream):
-        self.ran.append(({name: lent.ptr for name, lent in views.items()}, workspace, stream))
+    def launch(self, addresses, workspace, stream):
+        self.ran.append((addresses, workspace, stream))
+
+    def start_at(self, addresses):
+        self.started += 1
+        return lambda stream: self.launch(addresses, 0, stream)
 
 
 class Streams:
@@ -80,6 +85,22 @@ def test_the_same_layout_runs_with_its_own_addresses():
 
 
 @pytest.mark.parametrize("needed", [0, 64])
+def test_arrays_that_stay_where_they_are_start_at_once(needed):
+    plan = FakePlan(workspace=needed)
+    arrays, others = tuple(tensors()), tuple(tensors())
+    again = met(plan, **dict(zip(("dy", "y", "dx"), arrays, strict=True))).find(arrays)
+    calls = [arrays] * 4 + [others, arrays, others] + [others[:2] + arrays[2:]] * 3
+    for stream, some in enumerate(calls):
+        assert again.launch(some, stream)
+    wanted = [tuple(one.data_ptr() for one in some) for some in calls]
+    assert [tuple(addresses.values()) for addresses, _, _ in plan.program.ran] == wanted
+    assert [stream for *_, stream in plan.program.ran] == [*range(len(calls))]
+    assert plan.program.started == (0 if needed else 2)
+    assert not again.launch((*arrays[:2], arrays[1]), None)
+    assert not again.launch((*arrays[:2], arrays[1]), None), "nor the second time"
+
+
+@pytest.mark.parametrize("needed", [0, 64])
 def test_a_workspace_is_checked_and_used(needed):
     plan = FakePlan(workspace=needed)
     arrays = tuple(tensors())
@@ -100,9 +121,39 @@ def test_fresh_arrays_are_written_to():
     recent = Recent()
     recent.note(plan, views, (dy, None, y), fresh=1, shape=(4, 6))
     again = recent.find((dy, None, y))
+    made = again.fresh((dy, None, y))
+    assert [(one.shape, one.stride(), one.dtype) for one in made] == [((4, 6), (6, 1), dy.dtype)]
     assert again.launch((dy, None, y), None, None, [other])
     addresses = {"dy": dy.data_ptr(), "y": y.data_ptr(), "dx": other.data_ptr()}
     assert plan.program.ran == [(addresses, 0, 7)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(4, 6), (1, 6), (2, 3, 5)])
+def test_fresh_arrays_are_contiguous_and_of_the_shape_asked_for(turned, shape):
+    like = torch.randn(shape[::-1]).permute(*reversed(range(len(shape)))) if turned else None
+    like = torch.randn(shape) if like is None else like
+    row = torch.randn(shape[:-1])
+    for arrays in ((like,), (row, like), (row, None), (row, None, like)):
+        place, make = torch_maker(arrays, shape)
+        made = make(arrays[place])
+        assert made.shape == shape
+        assert made.is_contiguous()
+        assert made.stride() == torch.empty(shape).stride()
+
+
+def test_no_memory_for_fresh_arrays_is_a_kernel_failure(monkeypatch):
+    dy, dx = tensors(2)
+    recent = Recent()
+
+    def fails(like):
+        raise torch.cuda.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(torch, "empty_like", fails)
+    recent.note(FakePlan(), {"dy": view(dy), "dx": view(dx)}, (dy,), fresh=1, shape=(4, 6))
+    with pytest.raises(gp.KernelFailure, match="no memory for an output of shape") as caught:
+        recent.find((dy,)).fresh((dy,))
+    assert caught.value.code == 2
 
 
 def test_writes_are_counted():

@@ -104,6 +104,13 @@ def _integer(label: str, value: Any) -> int:
         raise InvalidProblem(f"{label} must be an integer, got {value!r}") from None
 
 
+def _given(dy: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    """Those that are not None."""
+    if x is None:
+        return (dy,) if y is None else (dy, y)
+    return (dy, x) if y is None else (dy, x, y)
+
+
 class _Function:
     """What one kind's function has ready: its labels, and the questions it was asked."""
 
@@ -117,19 +124,19 @@ class _Function:
         self.asked: dict[Any, Any] = {}
         self.recent: dict[Any, Recent] = {}
 
-    def again(self, question: Any, arrays: tuple[Any, ...], stream: Any, count: int = 1) -> Any:
+    def again(self, question: Any, arrays: tuple[Any, ...], stream: Any) -> Any:
         """The gradient of arrays like earlier ones, into new arrays; None where there were none.
 
-        `arrays` are dy, x and y as given; `question` tells all that they do not.
+        `arrays` are those of dy, x and y that are given; `question` tells all that they do not.
         """
         recent = self.recent.get((question, getattr(arrays[0], "shape", None)))
         again = None if recent is None else recent.find(arrays)
         if again is None:
             return None
-        made = [empty_like_type(arrays[0], again.shape) for _ in range(count)]
+        made = again.fresh(arrays)
         if not again.launch(arrays, stream, None, made):
             return None
-        return made[0] if count == 1 else tuple(made)
+        return made[0] if len(made) == 1 else tuple(made)
 
     def note(
         self,
@@ -185,9 +192,10 @@ class _Along(_Function):
     ) -> Any:
         if type(axis) is not int:
             axis = _integer(self.axis, axis)
-        question = (axis, _preference(preference), *more.values())
+        question = (axis, _preference(preference), x is None, y is None, *more.values())
+        given = _given(dy, x, y)
         if out is None and self.recent:
-            made = self.again(question, (dy, x, y), stream)
+            made = self.again(question, given, stream)
             if made is not None:
                 return made
         lent = view(dy, self.dy)
@@ -211,7 +219,7 @@ class _Along(_Function):
             remember(self.asked, key, plan)
         made = self.run(plan, dy, views, layout.shape, out, stream)
         if out is None:
-            self.note(question, plan, views, (dy, x, y), layout.shape)
+            self.note(question, plan, views, given, layout.shape)
         return made
 
 
@@ -258,7 +266,7 @@ def lerp_backward(
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
     question = (number_of("lerp_backward: weight", weight), _preference(preference))
     if out is None and _LERP.recent:
-        made = _LERP.again(question, (dy,), stream, 2)
+        made = _LERP.again(question, (dy,), stream)
         if made is not None:
             return made  # type: ignore[no-any-return]
     lent = view(dy, _LERP.dy)
@@ -449,11 +457,13 @@ class _Reduction(_Function):
     ) -> Any:
         extents = self._extents(shape) if x is None else ()
         if axis is not None and type(axis) is not int:
-            given = axes_of(self.axis, axis)
-            axis = tuple([_integer(f"{self.name}: an axis", one) for one in given])
-        question = (extents, axis, bool(keepdims), _preference(preference), *more.values())
+            axes = axes_of(self.axis, axis)
+            axis = tuple([_integer(f"{self.name}: an axis", one) for one in axes])
+        wanted = _preference(preference)
+        question = (extents, axis, bool(keepdims), wanted, x is None, y is None, *more.values())
+        given = _given(dy, x, y)
         if out is None and self.recent:
-            made = self.again(question, (dy, x, y), stream)
+            made = self.again(question, given, stream)
             if made is not None:
                 return made
         lent = view(dy, self.dy)
@@ -475,7 +485,7 @@ class _Reduction(_Function):
             views["y"] = View(saved.ptr, y_layout, saved.owner)
         made = self.run(plan, dy if x is None else x, views, extents, out, stream)
         if out is None:
-            self.note(question, plan, views, (dy, x, y), extents)
+            self.note(question, plan, views, given, extents)
         return made
 
     def _extents(self, shape: Any) -> Shape:

@@ -39,7 +39,7 @@ from .geometry import c_strides
 from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
-from .views import View, address_of, count_write, viewers, write_counter
+from .views import View, address_of, addresses_of, count_write, viewers, write_counter
 
 __all__ = [
     "BinaryParamBackwardPlan",
@@ -313,7 +313,7 @@ class Plan:
             return BoundLaunch(self, program, launch, (views, args, keep), None)
         handle = streams.current()
         gpu: Any = program
-        gpu = gpu.suited(views)
+        gpu = gpu.suited(addresses_of(views))
         needed = gpu.workspace_bytes
         address, keep = self._workspace(needed, workspace, views, handle, least=needed)
         bound = gpu.bind(views, address, handle)
@@ -325,18 +325,16 @@ class Plan:
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
         """Validate and run. Without a workspace the plan provides one for the call."""
-        if type(args) is self._args_type:
+        arrays = again = None
+        if self._backend.device is not None and type(args) is self._args_type:
             arrays = self._arrays_of(args)
             again = self._recent.find(arrays)
             if again is not None and again.launch(arrays, stream, workspace):
                 return
-            views = self._views(args)
-            self._run_views(views, workspace, stream=stream)
-            if again is None:
-                self._recent.note(self, views, arrays)
-        else:
-            views = self._views(args)
-            self._run_views(views, workspace, stream=stream)
+        views = self._views(args)
+        self._run_views(views, workspace, stream=stream)
+        if arrays is not None and again is None:
+            self._recent.note(self, views, arrays)
         for name in self._outputs:
             if name in views:
                 count_write(views[name].owner)

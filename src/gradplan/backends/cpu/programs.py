@@ -28,7 +28,7 @@ from ...geometry import Dim, c_strides, nest
 from ...kinds import BinaryKind, OpCategory, ReduceKind, ScanKind, TieRule
 from ...registry import Engine
 from ...threads import max_threads
-from ...views import View
+from ...views import View, addresses_of
 from . import choices, pool
 from .jit import Kernel, kernel
 from .kernels import layout as at
@@ -84,18 +84,22 @@ class Program:
         if not self.launches:
             return _nothing
         call = _Call(self)
-        call.point(views, workspace)
+        call.point(addresses_of(views), workspace)
         return call.run
 
     def run(self, views: Mapping[str, View], workspace: int, stream: int = 0) -> None:
         """Launch once."""
+        self.launch(addresses_of(views), workspace)
+
+    def launch(self, addresses: Mapping[str, int], workspace: int, stream: int = 0) -> None:
+        """Launch once for arrays at these addresses."""
         if not self.launches:
             return
         try:
             call = self.idle.pop()
         except IndexError:
             call = _Call(self)
-        call.point(views, workspace)
+        call.point(addresses, workspace)
         call.run()
         self.idle.append(call)
 
@@ -122,10 +126,10 @@ class _Call:
             for phase, units, grain in program.launches
         ]
 
-    def point(self, views: Mapping[str, View], workspace: int) -> None:
+    def point(self, addresses: Mapping[str, int], workspace: int) -> None:
         block = self._block
         for word, name, offset in self._pointers:
-            block[word] = views[name].ptr + offset
+            block[word] = addresses[name] + offset
         block[at.WORKSPACE] = workspace
 
     def run(self) -> None:
