@@ -3,10 +3,17 @@
 The programs here only note the addresses they are given, so no GPU is needed.
 """
 
+import ctypes
+import struct
+from types import SimpleNamespace
+
 import pytest
 
 import gradplan as gp
+from gradplan import functions, plans
 from gradplan.again import Recent
+from gradplan.backends import _TritonBackend
+from gradplan.backends.gpu import launch
 from gradplan.views import torch_maker, view
 
 torch = pytest.importorskip("torch")
@@ -301,3 +308,78 @@ def test_on_the_cpu_nothing_is_remembered():
     plan = gp.ScanBackwardPlan.select(desc)
     plan.run(gp.ScanBackwardArgs(dy=dy, dx=torch.empty(4, 6)))
     assert plan._recent.find((dy, dy)) is None
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What the driver of a GPU would be told, (stream, words) each: the arrays lie on the CPU."""
+    told = []
+
+    def driver(config, _function, _each, extra):
+        _, block, _, size, _ = (ctypes.c_uint64 * 5).from_address(extra)
+        words = ctypes.c_uint64.from_address(size).value // 8
+        (stream,) = struct.unpack_from("Q", config, 32)
+        told.append((stream, set((ctypes.c_uint64 * words).from_address(block))))
+        return 0
+
+    backend = _TritonBackend("sm_90", 0, 132)
+    monkeypatch.setattr(plans, "find", lambda device, preference: backend)
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "streams_of", lambda device, owner: Streams())
+    memory = torch.empty(1 << 20, dtype=torch.uint8)
+    monkeypatch.setattr(plans, "allocate", lambda size, device, stream: memory[:size])
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(launch=driver))
+    monkeypatch.setattr(launch, "_handle", lambda *_: (1, 0, 32))
+    monkeypatch.setattr(launch, "_pointer", lambda address: address)
+    made = [one for one in vars(functions).values() if isinstance(one, functions._Function)]
+    for one in [*made, *functions._SCANS.values(), *functions._REDUCTIONS.values()]:
+        monkeypatch.setattr(one, "asked", {})
+        monkeypatch.setattr(one, "recent", {})
+    return told
+
+
+def rows(count, n=37):
+    return [torch.randn(3, n) for _ in range(count)]
+
+
+CALLS = {
+    "softmax": lambda: (gp.softmax_backward, rows(2), {}),
+    "lerp": lambda: (gp.lerp_backward, rows(1), {"weight": 0.25}),
+    "cumsum": lambda: (gp.cumsum_backward, rows(1), {}),
+    "cumprod": lambda: (gp.cumprod_backward, rows(3), {"axis": 0}),
+    "cumprod without y": lambda: (gp.cumprod_backward, rows(2), {}),
+    "sum": lambda: (gp.sum_backward, rows(1, 1), {"shape": (3, 37), "axis": 1, "keepdims": True}),
+    "std": lambda: (
+        gp.std_backward, [*rows(1, 1), *rows(1), *rows(1, 1)], {"axis": 1, "keepdims": True}
+    ),
+    "embedding": lambda: (
+        gp.embedding_backward, [*rows(1), torch.tensor([4, 1, 4])], {"num_embeddings": 5}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_functions_launch_again_with_the_addresses_of_each_call(kind, launches, monkeypatch):
+    function, _, options = CALLS[kind]()
+    long_way = []
+    run = plans.Plan._run_views
+
+    def noted(*given, **named):
+        long_way.append(given)
+        run(*given, **named)
+
+    monkeypatch.setattr(plans.Plan, "_run_views", noted)
+    kept = []
+    for stream in range(1, 5):
+        _, arrays, _ = CALLS[kind]()
+        found = function(*arrays, **options, stream=stream)
+        outputs = found if isinstance(found, tuple) else (found,)
+        wanted = {one.data_ptr() for one in (*arrays, *outputs)}
+        assert {one for one, _ in launches} == {stream}
+        assert wanted <= set.union(*(words for _, words in launches))
+        assert all(one.is_contiguous() and one.dtype == arrays[0].dtype for one in outputs)
+        shape = (5, 37) if kind == "embedding" else (3, 37)
+        assert all(one.shape == shape and one._version == 0 for one in outputs)
+        kept.append((arrays, outputs))
+        launches.clear()
+    assert len(long_way) == 1

@@ -25,6 +25,7 @@ from .errors import InvalidProblem, Unsupported
 from .kinds import (
     BinaryKind,
     ElementKind,
+    EmbeddingKind,
     IndexKind,
     Named,
     ReduceKind,
@@ -740,8 +741,6 @@ def embedding_backward(
     equal to `padding_idx`, are skipped. `accumulate=True` adds to `out`.
     """
     me = "embedding_backward"
-    rows = view(dout, "embedding_backward: dout")
-    keys = view(indices, "embedding_backward: indices")
     if accumulate and out is None:
         raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
     if type(num_embeddings) is not int:
@@ -749,11 +748,18 @@ def embedding_backward(
     if padding_idx is not None:
         padding_idx = _integer(f"{me}: padding_idx", padding_idx)
     options = (num_embeddings, padding_idx, bool(accumulate), bool(scale_grad_by_freq))
-    question = (rows.layout, keys.layout, _preference(preference), options)
-    answer = _EMBEDDINGS.get(question)
+    question = (_preference(preference), *options)
+    if out is None and _EMBEDDING.recent:
+        made = _EMBEDDING.again(question, (dout, indices), stream)
+        if made is not None:
+            return made
+    rows = view(dout, "embedding_backward: dout")
+    keys = view(indices, "embedding_backward: indices")
+    key = (rows.layout, keys.layout, *question)
+    answer = _EMBEDDING.asked.get(key)
     if answer is None:
         answer = _embedding(rows, keys, preference, *options)
-        remember(_EMBEDDINGS, question, answer)
+        remember(_EMBEDDING.asked, key, answer)
     plan, extents, dout_layout, indices_layout = answer
     target = empty_like_type(dout, plan._operands[2].shape) if out is None else out
     views = {
@@ -762,13 +768,15 @@ def embedding_backward(
         "dweight": view(target, "embedding_backward: out"),
     }
     plan._run_views(views, None, extents, stream)
-    if out is None:
-        return restore_type(dout, target)
-    count_write(out)
-    return out
+    if out is not None:
+        count_write(out)
+        return out
+    if len(extents) == 1:  # else the plan itself does not say what runs
+        _EMBEDDING.note(question, plan, views, (dout, indices), plan._operands[2].shape)
+    return restore_type(dout, target)
 
 
-_EMBEDDINGS: dict[Any, tuple[Plan, Shape, Layout, Layout]] = {}
+_EMBEDDING = _Function(EmbeddingBackwardPlan, EmbeddingBackwardDescriptor, EmbeddingKind.EMBEDDING)
 
 
 def _embedding(
