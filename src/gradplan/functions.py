@@ -105,6 +105,11 @@ def _integer(label: str, value: Any) -> int:
         raise InvalidProblem(f"{label} must be an integer, got {value!r}") from None
 
 
+def _key(question: Any, dy: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    """What tells calls apart that are remembered, but for how their arrays lie."""
+    return question, getattr(dy, "shape", None), x is None, y is None
+
+
 def _given(dy: Any, x: Any, y: Any) -> tuple[Any, ...]:
     """Those that are not None."""
     if x is None:
@@ -125,12 +130,13 @@ class _Function:
         self.asked: dict[Any, Any] = {}
         self.recent: dict[Any, Recent] = {}
 
-    def again(self, question: Any, arrays: tuple[Any, ...], stream: Any) -> Any:
+    def again(self, question: Any, stream: Any, dy: Any, x: Any = None, y: Any = None) -> Any:
         """The gradient of arrays like earlier ones, into new arrays; None where there were none.
 
-        `arrays` are those of dy, x and y that are given; `question` tells all that they do not.
+        `question` tells all that the arrays do not.
         """
-        recent = self.recent.get((question, getattr(arrays[0], "shape", None)))
+        recent = self.recent.get(_key(question, dy, x, y))
+        arrays = _given(dy, x, y)
         again = None if recent is None else recent.find(arrays)
         if again is None:
             return None
@@ -144,18 +150,20 @@ class _Function:
         question: Any,
         plan: Plan,
         views: dict[str, View],
-        arrays: tuple[Any, ...],
         shape: Shape,
+        dy: Any,
+        x: Any = None,
+        y: Any = None,
         count: int = 1,
     ) -> None:
         """Remember a call for `again`; the last of its views are new arrays of this shape."""
         if plan._backend.device is not None:
-            key = (question, getattr(arrays[0], "shape", None))
+            key = _key(question, dy, x, y)
             recent = self.recent.get(key)
             if recent is None:
                 recent = Recent()
                 remember(self.recent, key, recent)
-            recent.note(plan, views, arrays, count, shape)
+            recent.note(plan, views, _given(dy, x, y), count, shape)
 
     def select(self, device: str, preference: PlanPreference | None, **fields: Any) -> Any:
         descriptor = self.descriptor(kind=self.kind, **fields)
@@ -193,10 +201,9 @@ class _Along(_Function):
     ) -> Any:
         if type(axis) is not int:
             axis = _integer(self.axis, axis)
-        question = (axis, _preference(preference), x is None, y is None, *more.values())
-        given = _given(dy, x, y)
+        question = (axis, _preference(preference), *more.values())
         if out is None and self.recent:
-            made = self.again(question, given, stream)
+            made = self.again(question, stream, dy, x, y)
             if made is not None:
                 return made
         lent = view(dy, self.dy)
@@ -220,7 +227,7 @@ class _Along(_Function):
             remember(self.asked, key, plan)
         made = self.run(plan, dy, views, layout.shape, out, stream)
         if out is None:
-            self.note(question, plan, views, given, layout.shape)
+            self.note(question, plan, views, layout.shape, dy, x, y)
         return made
 
 
@@ -267,7 +274,7 @@ def lerp_backward(
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
     question = (number_of("lerp_backward: weight", weight), _preference(preference))
     if out is None and _LERP.recent:
-        made = _LERP.again(question, (dy,), stream)
+        made = _LERP.again(question, stream, dy)
         if made is not None:
             return made  # type: ignore[no-any-return]
     lent = view(dy, _LERP.dy)
@@ -301,7 +308,7 @@ def lerp_backward(
         for target in targets:
             count_write(target)
         return targets
-    _LERP.note(question, plan, views, (dy,), shape, 2)
+    _LERP.note(question, plan, views, shape, dy, count=2)
     return restore_type(dy, targets[0]), restore_type(dy, targets[1])
 
 
@@ -460,11 +467,9 @@ class _Reduction(_Function):
         if axis is not None and type(axis) is not int:
             axes = axes_of(self.axis, axis)
             axis = tuple([_integer(f"{self.name}: an axis", one) for one in axes])
-        wanted = _preference(preference)
-        question = (extents, axis, bool(keepdims), wanted, x is None, y is None, *more.values())
-        given = _given(dy, x, y)
+        question = (extents, axis, bool(keepdims), _preference(preference), *more.values())
         if out is None and self.recent:
-            made = self.again(question, given, stream)
+            made = self.again(question, stream, dy, x, y)
             if made is not None:
                 return made
         lent = view(dy, self.dy)
@@ -486,7 +491,7 @@ class _Reduction(_Function):
             views["y"] = View(saved.ptr, y_layout, saved.owner)
         made = self.run(plan, dy if x is None else x, views, extents, out, stream)
         if out is None:
-            self.note(question, plan, views, given, extents)
+            self.note(question, plan, views, extents, dy, x, y)
         return made
 
     def _extents(self, shape: Any) -> Shape:
@@ -750,7 +755,7 @@ def embedding_backward(
     options = (num_embeddings, padding_idx, bool(accumulate), bool(scale_grad_by_freq))
     question = (_preference(preference), *options)
     if out is None and _EMBEDDING.recent:
-        made = _EMBEDDING.again(question, (dout, indices), stream)
+        made = _EMBEDDING.again(question, stream, dout, indices)
         if made is not None:
             return made
     rows = view(dout, "embedding_backward: dout")
@@ -772,7 +777,7 @@ def embedding_backward(
         count_write(out)
         return out
     if len(extents) == 1:  # else the plan itself does not say what runs
-        _EMBEDDING.note(question, plan, views, (dout, indices), plan._operands[2].shape)
+        _EMBEDDING.note(question, plan, views, plan._operands[2].shape, dout, indices)
     return restore_type(dout, target)
 
 
