@@ -427,7 +427,7 @@ class Bound:
         self.aligned = 0
         self._handles: list[_Handle] = []
         # By stream, for the driver reads it from memory that all threads share; and by alignment.
-        self._ready: dict[int, list[Callable[[], int]]] = {}
+        self._ready: dict[int, Callable[[], int]] = {}
         self._known = {self.aligned: self._ready}
         self.owned: Any = None
         slots = [
@@ -444,27 +444,21 @@ class Bound:
         self._ready = self._known.setdefault(aligned, {})
 
     def launch(self, stream: int) -> None:
-        ready = self._ready.get(stream) or self._on(stream)
-        if len(ready) == 1:
-            code = ready[0]()
-            if code:
-                _launch_again(code, ready[0], self.device)
-            return
-        with self._lock:  # so that launches of two threads do not mix
-            for start in ready:
-                code = start()
-                if code:
-                    _launch_again(code, start, self.device)
+        start = self._ready.get(stream) or self._on(stream)
+        code = start()
+        if code:
+            _launch_again(code, start, self.device)
 
     __call__ = launch
 
-    def _on(self, stream: int) -> list[Callable[[], int]]:
+    def _on(self, stream: int) -> Callable[[], int]:
         pairs = zip(self.calls, self._handles, strict=True)
         made = [call.on(handle, stream) for call, handle in pairs]
+        start = made[0] if len(made) == 1 else partial(_launch_all, made, self._lock, self.device)
         if len(self._ready) >= self._STREAMS:
             self._ready.clear()
-        self._ready[stream] = made
-        return made
+        self._ready[stream] = start
+        return start
 
     def point(self, place: str, address: int) -> None:
         """Another workspace, or other counters, as well aligned as those before."""
@@ -547,6 +541,16 @@ class Launcher:
                 aligned = 1
         if aligned != bound.aligned:
             bound.load(aligned, self._handles.get(aligned) or self._load(aligned))
+
+
+def _launch_all(starts: Sequence[Callable[[], int]], lock: threading.Lock, device: int) -> int:
+    """One launch after the other; those of two threads do not mix."""
+    with lock:
+        for start in starts:
+            code = start()
+            if code:
+                _launch_again(code, start, device)
+    return 0
 
 
 def _launch_again(code: int, start: Callable[[], int], device: int) -> None:
