@@ -31,6 +31,7 @@ from gradplan.backends.gpu.table import table_of
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
 from gradplan.registry import ELEMENTS, KINDS, Engine
+from gradplan.views import view
 
 SPECS = list(KINDS.values())
 HALVES = (ElementKind.F16, ElementKind.BF16)
@@ -61,10 +62,7 @@ def spec_of(kind):
 
 def program_of(problem):
     """The program that the interpreter's table chooses for a problem's arrays."""
-    strides = {}
-    for name, array in problem.arrays.items():
-        pairs = zip(array.shape, array.strides, strict=True)
-        strides[name] = tuple(0 if n == 1 else step // array.itemsize for n, step in pairs)
+    strides = {name: view(array).strides for name, array in problem.arrays.items()}
     return programs.prepare(problem.desc, strides, "interpreter", 0)
 
 

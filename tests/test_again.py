@@ -3,11 +3,18 @@
 The programs here only note the addresses they are given, so no GPU is needed.
 """
 
+import ctypes
+import struct
+from types import SimpleNamespace
+
 import pytest
 
 import gradplan as gp
+from gradplan import functions, plans
 from gradplan.again import Recent
-from gradplan.views import view
+from gradplan.backends import _TritonBackend
+from gradplan.backends.gpu import launch
+from gradplan.views import torch_maker, view
 
 torch = pytest.importorskip("torch")
 
@@ -16,9 +23,14 @@ class Program:
     def __init__(self, workspace=0):
         self.workspace_bytes = workspace
         self.ran = []
+        self.started = 0
 
-    def run(self, views, workspace, stream):
-        self.ran.append(({name: lent.ptr for name, lent in views.items()}, workspace, stream))
+    def launch(self, addresses, workspace, stream):
+        self.ran.append((addresses, workspace, stream))
+
+    def start_at(self, addresses):
+        self.started += 1
+        return lambda stream: self.launch(addresses, 0, stream)
 
 
 class Streams:
@@ -80,6 +92,22 @@ def test_the_same_layout_runs_with_its_own_addresses():
 
 
 @pytest.mark.parametrize("needed", [0, 64])
+def test_arrays_that_stay_where_they_are_start_at_once(needed):
+    plan = FakePlan(workspace=needed)
+    arrays, others = tuple(tensors()), tuple(tensors())
+    again = met(plan, **dict(zip(("dy", "y", "dx"), arrays, strict=True))).find(arrays)
+    calls = [arrays] * 4 + [others, arrays, others] + [others[:2] + arrays[2:]] * 3
+    for stream, some in enumerate(calls):
+        assert again.launch(some, stream)
+    wanted = [tuple(one.data_ptr() for one in some) for some in calls]
+    assert [tuple(addresses.values()) for addresses, _, _ in plan.program.ran] == wanted
+    assert [stream for *_, stream in plan.program.ran] == [*range(len(calls))]
+    assert plan.program.started == (0 if needed else 2)
+    assert not again.launch((*arrays[:2], arrays[1]), None)
+    assert not again.launch((*arrays[:2], arrays[1]), None), "nor the second time"
+
+
+@pytest.mark.parametrize("needed", [0, 64])
 def test_a_workspace_is_checked_and_used(needed):
     plan = FakePlan(workspace=needed)
     arrays = tuple(tensors())
@@ -100,9 +128,39 @@ def test_fresh_arrays_are_written_to():
     recent = Recent()
     recent.note(plan, views, (dy, None, y), fresh=1, shape=(4, 6))
     again = recent.find((dy, None, y))
+    made = again.fresh((dy, None, y))
+    assert [(one.shape, one.stride(), one.dtype) for one in made] == [((4, 6), (6, 1), dy.dtype)]
     assert again.launch((dy, None, y), None, None, [other])
     addresses = {"dy": dy.data_ptr(), "y": y.data_ptr(), "dx": other.data_ptr()}
     assert plan.program.ran == [(addresses, 0, 7)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(4, 6), (1, 6), (2, 3, 5)])
+def test_fresh_arrays_are_contiguous_and_of_the_shape_asked_for(turned, shape):
+    like = torch.randn(shape[::-1]).permute(*reversed(range(len(shape)))) if turned else None
+    like = torch.randn(shape) if like is None else like
+    row = torch.randn(shape[:-1])
+    for arrays in ((like,), (row, like), (row, None), (row, None, like)):
+        place, make = torch_maker(arrays, shape)
+        made = make(arrays[place])
+        assert made.shape == shape
+        assert made.is_contiguous()
+        assert made.stride() == torch.empty(shape).stride()
+
+
+def test_no_memory_for_fresh_arrays_is_a_kernel_failure(monkeypatch):
+    dy, dx = tensors(2)
+    recent = Recent()
+
+    def fails(like):
+        raise torch.cuda.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(torch, "empty_like", fails)
+    recent.note(FakePlan(), {"dy": view(dy), "dx": view(dx)}, (dy,), fresh=1, shape=(4, 6))
+    with pytest.raises(gp.KernelFailure, match="no memory for an output of shape") as caught:
+        recent.find((dy,)).fresh((dy,))
+    assert caught.value.code == 2
 
 
 def test_writes_are_counted():
@@ -250,3 +308,78 @@ def test_on_the_cpu_nothing_is_remembered():
     plan = gp.ScanBackwardPlan.select(desc)
     plan.run(gp.ScanBackwardArgs(dy=dy, dx=torch.empty(4, 6)))
     assert plan._recent.find((dy, dy)) is None
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What the driver of a GPU would be told, (stream, words) each: the arrays lie on the CPU."""
+    told = []
+
+    def driver(config, _function, _each, extra):
+        _, block, _, size, _ = (ctypes.c_uint64 * 5).from_address(extra)
+        words = ctypes.c_uint64.from_address(size).value // 8
+        (stream,) = struct.unpack_from("Q", config, 32)
+        told.append((stream, set((ctypes.c_uint64 * words).from_address(block))))
+        return 0
+
+    backend = _TritonBackend("sm_90", 0, 132)
+    monkeypatch.setattr(plans, "find", lambda device, preference: backend)
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(plans, "streams_of", lambda device, owner: Streams())
+    memory = torch.empty(1 << 20, dtype=torch.uint8)
+    monkeypatch.setattr(plans, "allocate", lambda size, device, stream: memory[:size])
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(launch=driver))
+    monkeypatch.setattr(launch, "_handle", lambda *_: (1, 0, 32))
+    monkeypatch.setattr(launch, "_pointer", lambda address: address)
+    made = [one for one in vars(functions).values() if isinstance(one, functions._Function)]
+    for one in [*made, *functions._SCANS.values(), *functions._REDUCTIONS.values()]:
+        monkeypatch.setattr(one, "asked", {})
+        monkeypatch.setattr(one, "recent", {})
+    return told
+
+
+def rows(count, n=37):
+    return [torch.randn(3, n) for _ in range(count)]
+
+
+CALLS = {
+    "softmax": lambda: (gp.softmax_backward, rows(2), {}),
+    "lerp": lambda: (gp.lerp_backward, rows(1), {"weight": 0.25}),
+    "cumsum": lambda: (gp.cumsum_backward, rows(1), {}),
+    "cumprod": lambda: (gp.cumprod_backward, rows(3), {"axis": 0}),
+    "cumprod without y": lambda: (gp.cumprod_backward, rows(2), {}),
+    "sum": lambda: (gp.sum_backward, rows(1, 1), {"shape": (3, 37), "axis": 1, "keepdims": True}),
+    "std": lambda: (
+        gp.std_backward, [*rows(1, 1), *rows(1), *rows(1, 1)], {"axis": 1, "keepdims": True}
+    ),
+    "embedding": lambda: (
+        gp.embedding_backward, [*rows(1), torch.tensor([4, 1, 4])], {"num_embeddings": 5}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_functions_launch_again_with_the_addresses_of_each_call(kind, launches, monkeypatch):
+    function, _, options = CALLS[kind]()
+    long_way = []
+    run = plans.Plan._run_views
+
+    def noted(*given, **named):
+        long_way.append(given)
+        run(*given, **named)
+
+    monkeypatch.setattr(plans.Plan, "_run_views", noted)
+    kept = []
+    for stream in range(1, 5):
+        _, arrays, _ = CALLS[kind]()
+        found = function(*arrays, **options, stream=stream)
+        outputs = found if isinstance(found, tuple) else (found,)
+        wanted = {one.data_ptr() for one in (*arrays, *outputs)}
+        assert {one for one, _ in launches} == {stream}
+        assert wanted <= set.union(*(words for _, words in launches))
+        assert all(one.is_contiguous() and one.dtype == arrays[0].dtype for one in outputs)
+        shape = (5, 37) if kind == "embedding" else (3, 37)
+        assert all(one.shape == shape and one._version == 0 for one in outputs)
+        kept.append((arrays, outputs))
+        launches.clear()
+    assert len(long_way) == 1

@@ -120,7 +120,7 @@ def test_numbers_of_a_launch_replace_those_of_its_steps(monkeypatch):
     launcher = launch.Launcher(steps, 0)
     bound = launcher._unbound()
     launcher._idle.append(bound)
-    views = {name: SimpleNamespace(ptr=256 * k) for k, name in enumerate(strides, 1)}
+    addresses = {name: 256 * k for k, name in enumerate(strides, 1)}
 
     def launcher_block():
         return bound.calls[0].block
@@ -129,7 +129,7 @@ def test_numbers_of_a_launch_replace_those_of_its_steps(monkeypatch):
         return struct.unpack("Q", struct.pack("d", number))[0]
 
     for numbers in (None, {"p": 0.125, "q": 0.875}, {"p": 3.0, "q": -2.0}):
-        launcher.run(views, 0, 0, 0, numbers)
+        launcher.run(addresses, 0, 0, 0, numbers)
     changed = [k for k, some in enumerate(zip(*seen, strict=True)) if len(set(some)) > 1]
     assert [[block[k] for k in changed] for block in seen] == [
         [words(0.75), words(0.25)],
@@ -252,9 +252,9 @@ def test_what_runs_at_addresses_that_16_does_not_divide():
     strides = {op.name: c_strides(op.shape) for op in desc.operands}
     found = programs.choose(desc, strides, table_of("sm_90"))
     assert found.variant == "held"
-    addresses = {name: SimpleNamespace(ptr=1 << 20) for name in strides}
+    addresses = dict.fromkeys(strides, 1 << 20)
     assert found.suited(addresses) is found
-    addresses["y"].ptr += 2
+    addresses["y"] += 2
     other = found.suited(addresses)
     assert other.variant == "lagged"
     assert other.suited(addresses) is other

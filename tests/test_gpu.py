@@ -20,6 +20,7 @@ from gradplan.backends.gpu import launch, programs, table
 from gradplan.cases import Case
 from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
+from gradplan.views import addresses_of
 from jobs import (
     JOBS,
     WITH_WORKSPACE,
@@ -304,10 +305,11 @@ def test_a_launch_that_fails_says_what_the_driver_says(name):
     views = job.plan._views(job.args())
     steps = job.plan._prepare(views).steps
     workspace = workspace_for(job.plan, "cuda")
+    stream = torch.cuda.current_stream().cuda_stream
     # More programs than a grid holds: refused at the launch, and nothing is broken.
     wrong = launch.Launcher([replace(step, grid=2**31) for step in steps], 0)
     with pytest.raises(gp.KernelFailure, match="invalid argument") as caught:
-        wrong.bind(views, workspace.data_ptr())(torch.cuda.current_stream().cuda_stream)
+        wrong.bind(addresses_of(views), workspace.data_ptr())(stream)
     assert caught.value.code == 1
     job.plan.run(job.args())
     torch.cuda.synchronize()

@@ -6,7 +6,9 @@ inside a test runner that has done all of it before.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -21,6 +23,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import gradplan as gp
+from gradplan.backends.gpu import launch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SOURCE = str(Path(gp.__file__).parents[1])
@@ -106,23 +109,24 @@ def large(seed):
     ]
 
 
-def test_two_threads_share_a_bound_launch_each_on_its_stream():
-    """The driver reads the stream from memory, without the interpreter's lock."""
-    from gradplan.backends.gpu.launch import Bound
-
+@pytest.mark.parametrize("steps", [1, 2])
+def test_two_threads_share_a_bound_launch_each_on_its_stream(monkeypatch, steps):
+    """The driver reads the stream from memory, without the interpreter's lock; and the steps of two
+    launches do not mix."""
     met = []
 
-    class Call:
-        pointers = arguments = ()
-        stream = SimpleNamespace(value=0)
+    def driver(config, function, *_):
+        stream = struct.unpack_from("Q", config, 32)
+        time.sleep(0.002)
+        assert struct.unpack_from("Q", config, 32) == stream
+        met.append((stream[0], function.value))
+        return 0
 
-        def launch(self):
-            given = self.stream.value
-            time.sleep(0.002)
-            met.append((given, self.stream.value))
-            return 0
-
-    bound = Bound([Call()], 0)
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(launch=driver))
+    monkeypatch.setattr(launch, "_pointer", ctypes.c_void_p)
+    monkeypatch.setattr(launch, "_handle", lambda step, *_: (step.grid, 0, 32))
+    some = [launch.Step("k", grid, (), (), 1) for grid in range(1, steps + 1)]
+    bound = launch.Launcher(some, 0).bind({}, 0)
     threads = [
         threading.Thread(target=lambda stream=stream: [bound(stream) for _ in range(10)])
         for stream in (1, 2)
@@ -131,7 +135,26 @@ def test_two_threads_share_a_bound_launch_each_on_its_stream():
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(met) == [(1, 1)] * 10 + [(2, 2)] * 10
+    rounds = [met[k : k + steps] for k in range(0, len(met), steps)]
+    each = [[(stream, grid) for grid in range(1, steps + 1)] for stream in (1, 2)]
+    assert sorted(rounds) == [each[0]] * 10 + [each[1]] * 10
+
+
+def test_a_bound_launch_keeps_the_launches_of_few_streams(monkeypatch):
+    met = []
+
+    def driver(config, *_):
+        met.append(struct.unpack_from("Q", config, 32)[0])
+        return 0
+
+    monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(launch=driver))
+    monkeypatch.setattr(launch, "_handle", lambda *_: (1, 0, 32))
+    bound = launch.Launcher([launch.Step("k", 1, (), (), 1)], 0).bind({}, 0)
+    streams = [*range(100), 99, 3, -1]
+    for stream in streams:
+        bound(stream)
+    assert met == [*streams[:-1], 2**64 - 1]
+    assert len(bound._ready) <= bound._STREAMS
 
 
 def test_two_threads_at_once_get_the_bits_of_one():

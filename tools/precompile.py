@@ -56,13 +56,10 @@ def _of(desc: Any, strides: Any, thresholds: Any, aligned: int) -> Iterator[Any]
 
 
 def _of_problem(problem: Any, thresholds: Any) -> Iterator[Any]:
+    from gradplan.views import view
+
     arrays = problem.arrays
-    strides = {
-        name: tuple(
-            0 if n == 1 else step // a.itemsize for n, step in zip(a.shape, a.strides, strict=True)
-        )
-        for name, a in arrays.items()
-    }
+    strides = {name: view(a).strides for name, a in arrays.items()}
     aligned = 16 if all(a.ctypes.data % 16 == 0 for a in arrays.values()) else 1
     yield from _of(problem.desc, strides, thresholds, aligned)
 
@@ -79,6 +76,7 @@ def _bench(arch: str) -> Iterator[Any]:
     from gradplan.backends.gpu.table import table_of
     from gradplan.bench.problems import posed
     from gradplan.bench.workloads import CUDA, strides_of
+    from gradplan.geometry import told_strides
     from gradplan.registry import ELEMENTS, KINDS
 
     thresholds = table_of(arch)
@@ -92,10 +90,7 @@ def _bench(arch: str) -> Iterator[Any]:
                     desc, _ = posed(spec, kind, case)
                     shapes = {operand.name: operand.shape for operand in desc.operands}
                     strides = {
-                        name: tuple(
-                            0 if n == 1 else step
-                            for n, step in zip(shapes[name], steps, strict=True)
-                        )
+                        name: told_strides(shapes[name], steps)
                         for name, steps in strides_of(desc, case.layout, case.without).items()
                     }
                     yield from _of(desc, strides, thresholds, 16)

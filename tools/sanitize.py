@@ -40,6 +40,7 @@ from gradplan.backends.gpu import aot, launch, program, programs, segments, tabl
 from gradplan.cases import Problem
 from gradplan.kinds import ElementKind
 from gradplan.registry import ELEMENTS, KINDS, Engine, KindSpec
+from gradplan.views import view
 
 TOOLS = {
     "memcheck": (),
@@ -116,12 +117,7 @@ def _table_of_parts(spec: KindSpec) -> table.Table:
 
 
 def _strides(problem: Problem) -> dict[str, tuple[int, ...]]:
-    return {
-        name: tuple(
-            0 if n == 1 else step // a.itemsize for n, step in zip(a.shape, a.strides, strict=True)
-        )
-        for name, a in problem.arrays.items()
-    }
+    return {name: view(array).strides for name, array in problem.arrays.items()}
 
 
 def _ways(problem: Problem, thresholds: table.Table) -> Iterator[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 Softmax and log-softmax, lerp, the scans, the reductions and embedding: each gradient comes as a
 plain function (`softmax_backward`), and as a plan that tells its kernel, workspace and guarantee
-before it runs. One pass over memory, the same bits every time, exact at the edges.
+before it runs. Arrays are read where they lie, and the bits are the same every time.
 """
 
 from __future__ import annotations

@@ -14,54 +14,36 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .views import Layout, View, count_write, in_forward_mode
+from .views import Layout, View, in_forward_mode, no_memory_for, tensor_counter, torch_maker
 
 if TYPE_CHECKING:
     from .plans import Plan
 
-__all__ = ["Again", "Recent", "Slots"]
+__all__ = ["Again", "Recent"]
 
-# Two places, the distances between which the arrays there meet, and whether 0 is none of them.
-_Pair = tuple[int, int, int, int, bool]
+# Two arrays, the distances between which they meet, and whether 0 is none of them.
+_Pair = tuple[str, str, int, int, bool]
 _Likeness = tuple[Callable[..., bool], Callable[[tuple[Any, ...]], tuple[Any, ...]] | None]
-
-
-class Slots:
-    """Views of certain layouts whose addresses are put in call by call, a set for each thread."""
-
-    __slots__ = ("_idle", "_layouts")
-
-    def __init__(self, layouts: Mapping[str, Any]) -> None:
-        self._layouts = layouts
-        # Sets that no thread uses now; taking and putting back are atomic.
-        self._idle: list[tuple[dict[str, View], list[View]]] = []
-
-    def take(self) -> tuple[dict[str, View], list[View]]:
-        """The views by name, and in order."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            views = {name: View(0, layout, None) for name, layout in self._layouts.items()}
-            return views, list(views.values())
-
-    def give(self, taken: tuple[dict[str, View], list[View]]) -> None:
-        self._idle.append(taken)
 
 
 class Again:
     """A program, and a test whether tensors lie as those that it was prepared for."""
 
     __slots__ = (
+        "_count",
         "_facts",
-        "_outs",
+        "_fresh",
+        "_last",
+        "_layouts",
+        "_make",
         "_pairs",
         "_pick",
         "_plan",
         "_program",
-        "_slots",
+        "_shape",
         "_streams",
+        "_written",
         "like",
-        "shape",
     )
 
     def __init__(
@@ -70,82 +52,104 @@ class Again:
         program: Any,
         streams: Any,
         views: dict[str, View],
+        arrays: tuple[Any, ...],
         likeness: _Likeness,
         fresh: int,
         shape: tuple[int, ...],
     ) -> None:
         self.like, self._pick = likeness
-        self.shape = shape
+        self._shape = shape
         self._plan = plan
         self._program = program
         self._streams = streams
-        layouts = {name: lent.layout for name, lent in views.items()}
-        self._slots = Slots(layouts)
-        count = len(layouts) - fresh
-        # What is left to be asked of each tensor; its storage's end not of fresh ones (0). Strides
-        # of torch have no sign.
+        # Where arrays lay last, and the launch for those that lie there again; replaced as a whole,
+        # for threads share it.
+        self._last: tuple[dict[str, int], Callable[[int], None] | None] = ({}, None)
+        self._layouts = layouts = {name: lent.layout for name, lent in views.items()}
+        names = [*layouts]
+        count = len(names) - fresh
+        # What is left to be asked of each tensor. Strides of torch have no sign.
         self._facts = [
-            (k, layout.mask + 1 if k < count else 0, layout.mask, layout.hi)
-            for k, layout in enumerate(layouts.values())
+            (k, name, layouts[name].mask, layouts[name].mask + 1, layouts[name].hi)
+            for k, name in enumerate(names[:count])
         ]
-        self._pairs = _pairs(plan, layouts, count)
-        self._outs = [k for k, name in enumerate(layouts) if name in plan._outputs and k < count]
+        self._fresh = names[count:]
+        self._make = torch_maker(arrays, shape) if fresh else None
+        outputs = [name for name in names[:count] if name in plan._outputs]
+        self._pairs = _pairs(plan, layouts, outputs)
+        self._count = tensor_counter()
+        self._written = count - len(outputs)  # the first of them: they come last
+
+    def fresh(self, arrays: tuple[Any, ...]) -> list[Any]:
+        """New tensors for the outputs."""
+        assert self._make is not None
+        place, make = self._make
+        like = arrays[place]
+        try:
+            return [make(like) for _ in self._fresh]
+        except RuntimeError as error:
+            raise no_memory_for(self._shape, error) from error
 
     def launch(
         self, arrays: tuple[Any, ...], stream: Any, workspace: Any = None, fresh: Sequence[Any] = ()
     ) -> bool:
         """Run for arrays that are `like`, and perhaps into fresh ones; False where the long way has
         to look."""
+        if in_forward_mode():  # which the comparison does not see, and the long way may refuse
+            return False
         tensors = arrays if self._pick is None else self._pick(arrays)
-        if fresh:
-            tensors = (*tensors, *fresh)
-        taken = self._slots.take()
-        views, slots = taken
-        # What the comparison does not see: a tangent, which the long way refuses.
-        done = not in_forward_mode() and self._placed(slots, tensors) and self._apart(slots)
-        if done:
-            streams, program = self._streams, self._program
-            handle = streams.current() if stream is None else streams.handle(stream)
-            needed = program.workspace_bytes
-            address = 0
-            if needed or workspace is not None:
-                address, _keep = self._plan._workspace(needed, workspace, views, handle)
-            program.run(views, address, handle)
-            for k in self._outs:
-                count_write(tensors[k])
-        self._slots.give(taken)
-        return done
-
-    def _placed(self, slots: list[View], tensors: tuple[Any, ...]) -> bool:
-        """Put the addresses in, if they are aligned and their storages long enough."""
+        addresses = {}
         # By numbers: `zip`, with its keyword, would take as long as a third of all this.
-        for k, size, mask, reach in self._facts:
+        for k, name, mask, size, reach in self._facts:
             tensor = tensors[k]
-            slots[k].ptr = ptr = tensor.data_ptr()
+            addresses[name] = ptr = tensor.data_ptr()
             if ptr & mask or not ptr:
                 return False
-            if size and tensor.storage_offset() * size + reach > tensor.untyped_storage().nbytes():
+            if tensor.storage_offset() * size + reach > tensor.untyped_storage().nbytes():
                 return False
+        if fresh:
+            for k, name in enumerate(self._fresh):
+                addresses[name] = ptr = fresh[k].data_ptr()
+                if not ptr:
+                    return False
+        streams, program = self._streams, self._program
+        needed = program.workspace_bytes
+        lay, start = self._last
+        if addresses != lay:
+            # `overlap.apart` for every output, with all known but the addresses.
+            for out, other, below, above, same in self._pairs:
+                distance = addresses[other] - addresses[out]
+                if below < distance < above and (distance or not same):
+                    return False
+            start = None
+            self._last = addresses, None
+        elif start is None and not needed:  # who comes twice may come often
+            start = program.start_at(addresses)
+            self._last = addresses, start
+        handle = streams.current() if stream is None else streams.handle(stream)
+        if start is not None and workspace is None:
+            start(handle)
+        else:
+            address = 0
+            if needed or workspace is not None:
+                views = {} if workspace is None else self._views(addresses)
+                address, _keep = self._plan._workspace(needed, workspace, views, handle)
+            program.launch(addresses, address, handle)
+        if not fresh:
+            self._count(tensors[self._written :])
         return True
 
-    def _apart(self, slots: list[View]) -> bool:
-        """`overlap.apart` for every output, with all known but the addresses."""
-        for out, other, below, above, same in self._pairs:
-            distance = slots[other].ptr - slots[out].ptr
-            if below < distance < above and (distance or not same):
-                return False
-        return True
+    def _views(self, addresses: dict[str, int]) -> dict[str, View]:
+        return {name: View(addresses[name], one, None) for name, one in self._layouts.items()}
 
 
-def _pairs(plan: Plan, layouts: Mapping[str, Layout], count: int) -> list[_Pair]:
-    """The outputs among the first `count`, each with every other array."""
-    every = [*enumerate(layouts.items())]
+def _pairs(plan: Plan, layouts: Mapping[str, Layout], outputs: Sequence[str]) -> list[_Pair]:
+    """Each of these outputs with every other array."""
     return [
-        (k, j, -there.hi, layout.hi, there is layout and other in plan._same)
-        for k, (name, layout) in every[:count]
-        if name in plan._outputs
-        for j, (other, there) in every
-        if j != k
+        (out, other, -there.hi, layouts[out].hi, there is layouts[out] and other in plan._same)
+        for out in outputs
+        for other, there in layouts.items()
+        if other != out
     ]
 
 
@@ -186,7 +190,8 @@ class Recent:
         likeness = _likeness(arrays)
         if likeness is not None:
             program = plan._prepare(views)
-            made = Again(plan, program, plan._streams_of(views), views, likeness, fresh, shape)
+            streams = plan._streams_of(views)
+            made = Again(plan, program, streams, views, arrays, likeness, fresh, shape)
             self._met = (made, *self._met[: self._MOST - 1])
 
 
@@ -231,6 +236,9 @@ def _likeness(arrays: tuple[Any, ...]) -> _Likeness | None:
         return tuple([some[k] for k in given])
 
     def like(*some: Any) -> bool:
-        return all(some[k] is None for k in absent) and check(*pick(some))
+        for k in absent:
+            if some[k] is not None:
+                return False
+        return check(*pick(some))
 
     return like, pick

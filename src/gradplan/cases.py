@@ -31,6 +31,7 @@ from .descriptors import (
     ScanBackwardDescriptor,
     SoftmaxBackwardDescriptor,
 )
+from .geometry import told_strides
 from .kinds import (
     ElementKind,
     IndexKind,
@@ -408,8 +409,7 @@ def strides_of(case: Case) -> dict[str, tuple[int, ...]]:
     for operand in case.desc.operands:
         if operand.name not in case.without:
             steps, _ = _strides(operand.shape, _placement(case, operand))
-            pairs = zip(operand.shape, steps, strict=True)
-            made[operand.name] = tuple(0 if n == 1 else step for n, step in pairs)
+            made[operand.name] = told_strides(operand.shape, steps)
     return made
 
 

@@ -25,6 +25,7 @@ from .errors import InvalidProblem, Unsupported
 from .kinds import (
     BinaryKind,
     ElementKind,
+    EmbeddingKind,
     IndexKind,
     Named,
     ReduceKind,
@@ -104,6 +105,18 @@ def _integer(label: str, value: Any) -> int:
         raise InvalidProblem(f"{label} must be an integer, got {value!r}") from None
 
 
+def _key(question: Any, dy: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    """What tells calls apart that are remembered, but for how their arrays lie."""
+    return question, getattr(dy, "shape", None), x is None, y is None
+
+
+def _given(dy: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    """Those that are not None."""
+    if x is None:
+        return (dy,) if y is None else (dy, y)
+    return (dy, x) if y is None else (dy, x, y)
+
+
 class _Function:
     """What one kind's function has ready: its labels, and the questions it was asked."""
 
@@ -117,37 +130,40 @@ class _Function:
         self.asked: dict[Any, Any] = {}
         self.recent: dict[Any, Recent] = {}
 
-    def again(self, question: Any, arrays: tuple[Any, ...], stream: Any, count: int = 1) -> Any:
+    def again(self, question: Any, stream: Any, dy: Any, x: Any = None, y: Any = None) -> Any:
         """The gradient of arrays like earlier ones, into new arrays; None where there were none.
 
-        `arrays` are dy, x and y as given; `question` tells all that they do not.
+        `question` tells all that the arrays do not.
         """
-        recent = self.recent.get((question, getattr(arrays[0], "shape", None)))
+        recent = self.recent.get(_key(question, dy, x, y))
+        arrays = _given(dy, x, y)
         again = None if recent is None else recent.find(arrays)
         if again is None:
             return None
-        made = [empty_like_type(arrays[0], again.shape) for _ in range(count)]
+        made = again.fresh(arrays)
         if not again.launch(arrays, stream, None, made):
             return None
-        return made[0] if count == 1 else tuple(made)
+        return made[0] if len(made) == 1 else tuple(made)
 
     def note(
         self,
         question: Any,
         plan: Plan,
         views: dict[str, View],
-        arrays: tuple[Any, ...],
         shape: Shape,
+        dy: Any,
+        x: Any = None,
+        y: Any = None,
         count: int = 1,
     ) -> None:
         """Remember a call for `again`; the last of its views are new arrays of this shape."""
         if plan._backend.device is not None:
-            key = (question, getattr(arrays[0], "shape", None))
+            key = _key(question, dy, x, y)
             recent = self.recent.get(key)
             if recent is None:
                 recent = Recent()
                 remember(self.recent, key, recent)
-            recent.note(plan, views, arrays, count, shape)
+            recent.note(plan, views, _given(dy, x, y), count, shape)
 
     def select(self, device: str, preference: PlanPreference | None, **fields: Any) -> Any:
         descriptor = self.descriptor(kind=self.kind, **fields)
@@ -187,7 +203,7 @@ class _Along(_Function):
             axis = _integer(self.axis, axis)
         question = (axis, _preference(preference), *more.values())
         if out is None and self.recent:
-            made = self.again(question, (dy, x, y), stream)
+            made = self.again(question, stream, dy, x, y)
             if made is not None:
                 return made
         lent = view(dy, self.dy)
@@ -211,7 +227,7 @@ class _Along(_Function):
             remember(self.asked, key, plan)
         made = self.run(plan, dy, views, layout.shape, out, stream)
         if out is None:
-            self.note(question, plan, views, (dy, x, y), layout.shape)
+            self.note(question, plan, views, layout.shape, dy, x, y)
         return made
 
 
@@ -258,7 +274,7 @@ def lerp_backward(
     """The gradients of lerp: (da, db) = ((1 − w)·dy, w·dy); `out=(da, None)` skips db."""
     question = (number_of("lerp_backward: weight", weight), _preference(preference))
     if out is None and _LERP.recent:
-        made = _LERP.again(question, (dy,), stream, 2)
+        made = _LERP.again(question, stream, dy)
         if made is not None:
             return made  # type: ignore[no-any-return]
     lent = view(dy, _LERP.dy)
@@ -292,7 +308,7 @@ def lerp_backward(
         for target in targets:
             count_write(target)
         return targets
-    _LERP.note(question, plan, views, (dy,), shape, 2)
+    _LERP.note(question, plan, views, shape, dy, count=2)
     return restore_type(dy, targets[0]), restore_type(dy, targets[1])
 
 
@@ -449,11 +465,11 @@ class _Reduction(_Function):
     ) -> Any:
         extents = self._extents(shape) if x is None else ()
         if axis is not None and type(axis) is not int:
-            given = axes_of(self.axis, axis)
-            axis = tuple([_integer(f"{self.name}: an axis", one) for one in given])
+            axes = axes_of(self.axis, axis)
+            axis = tuple([_integer(f"{self.name}: an axis", one) for one in axes])
         question = (extents, axis, bool(keepdims), _preference(preference), *more.values())
         if out is None and self.recent:
-            made = self.again(question, (dy, x, y), stream)
+            made = self.again(question, stream, dy, x, y)
             if made is not None:
                 return made
         lent = view(dy, self.dy)
@@ -475,7 +491,7 @@ class _Reduction(_Function):
             views["y"] = View(saved.ptr, y_layout, saved.owner)
         made = self.run(plan, dy if x is None else x, views, extents, out, stream)
         if out is None:
-            self.note(question, plan, views, (dy, x, y), extents)
+            self.note(question, plan, views, extents, dy, x, y)
         return made
 
     def _extents(self, shape: Any) -> Shape:
@@ -730,8 +746,6 @@ def embedding_backward(
     equal to `padding_idx`, are skipped. `accumulate=True` adds to `out`.
     """
     me = "embedding_backward"
-    rows = view(dout, "embedding_backward: dout")
-    keys = view(indices, "embedding_backward: indices")
     if accumulate and out is None:
         raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
     if type(num_embeddings) is not int:
@@ -739,11 +753,18 @@ def embedding_backward(
     if padding_idx is not None:
         padding_idx = _integer(f"{me}: padding_idx", padding_idx)
     options = (num_embeddings, padding_idx, bool(accumulate), bool(scale_grad_by_freq))
-    question = (rows.layout, keys.layout, _preference(preference), options)
-    answer = _EMBEDDINGS.get(question)
+    question = (_preference(preference), *options)
+    if out is None and _EMBEDDING.recent:
+        made = _EMBEDDING.again(question, stream, dout, indices)
+        if made is not None:
+            return made
+    rows = view(dout, "embedding_backward: dout")
+    keys = view(indices, "embedding_backward: indices")
+    key = (rows.layout, keys.layout, *question)
+    answer = _EMBEDDING.asked.get(key)
     if answer is None:
         answer = _embedding(rows, keys, preference, *options)
-        remember(_EMBEDDINGS, question, answer)
+        remember(_EMBEDDING.asked, key, answer)
     plan, extents, dout_layout, indices_layout = answer
     target = empty_like_type(dout, plan._operands[2].shape) if out is None else out
     views = {
@@ -752,13 +773,15 @@ def embedding_backward(
         "dweight": view(target, "embedding_backward: out"),
     }
     plan._run_views(views, None, extents, stream)
-    if out is None:
-        return restore_type(dout, target)
-    count_write(out)
-    return out
+    if out is not None:
+        count_write(out)
+        return out
+    if len(extents) == 1:  # else the plan itself does not say what runs
+        _EMBEDDING.note(question, plan, views, plan._operands[2].shape, dout, indices)
+    return restore_type(dout, target)
 
 
-_EMBEDDINGS: dict[Any, tuple[Plan, Shape, Layout, Layout]] = {}
+_EMBEDDING = _Function(EmbeddingBackwardPlan, EmbeddingBackwardDescriptor, EmbeddingKind.EMBEDDING)
 
 
 def _embedding(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Dim", "Nest", "c_strides", "nest"]
+__all__ = ["Dim", "Nest", "c_strides", "nest", "told_strides"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,13 @@ def c_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= extent
     return tuple(reversed(strides))
+
+
+def told_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides as views tell them: 0 along an extent of 1, and everywhere in an empty array."""
+    if 0 in shape:
+        return (0,) * len(shape)
+    return tuple(0 if n == 1 else step for n, step in zip(shape, strides, strict=True))
 
 
 def nest(

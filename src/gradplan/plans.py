@@ -35,11 +35,11 @@ from .descriptors import (
 )
 from .errors import GradPlanError, InvalidProblem, MisalignedOperand, Unsupported, WorkspaceTooSmall
 from .explanation import Explanation, added_to_bytes, fewest_bytes
-from .geometry import c_strides
+from .geometry import c_strides, told_strides
 from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
-from .views import View, address_of, count_write, viewers, write_counter
+from .views import View, address_of, addresses_of, count_write, viewers, write_counter
 
 __all__ = [
     "BinaryParamBackwardPlan",
@@ -274,12 +274,9 @@ class Plan:
                     self._disagrees(operand, "rank", len(operand.shape), len(strides[operand.name]))
             else:
                 self._check_absent(operand)
-        # The order of the operands, and no step along an extent of 1, as views tell it.
+        # In the order of the operands, which the programs are remembered by.
         seen = {
-            operand.name: tuple(
-                0 if n == 1 else step
-                for n, step in zip(operand.shape, strides[operand.name], strict=True)
-            )
+            operand.name: told_strides(operand.shape, strides[operand.name])
             for operand in self._operands
             if operand.name in strides
         }
@@ -313,7 +310,7 @@ class Plan:
             return BoundLaunch(self, program, launch, (views, args, keep), None)
         handle = streams.current()
         gpu: Any = program
-        gpu = gpu.suited(views)
+        gpu = gpu.suited(addresses_of(views))
         needed = gpu.workspace_bytes
         address, keep = self._workspace(needed, workspace, views, handle, least=needed)
         bound = gpu.bind(views, address, handle)
@@ -325,18 +322,16 @@ class Plan:
 
     def run(self, args: Any, *, stream: Any = None, workspace: Any = None) -> None:
         """Validate and run. Without a workspace the plan provides one for the call."""
-        if type(args) is self._args_type:
+        arrays = again = None
+        if self._backend.device is not None and type(args) is self._args_type:
             arrays = self._arrays_of(args)
             again = self._recent.find(arrays)
             if again is not None and again.launch(arrays, stream, workspace):
                 return
-            views = self._views(args)
-            self._run_views(views, workspace, stream=stream)
-            if again is None:
-                self._recent.note(self, views, arrays)
-        else:
-            views = self._views(args)
-            self._run_views(views, workspace, stream=stream)
+        views = self._views(args)
+        self._run_views(views, workspace, stream=stream)
+        if arrays is not None and again is None:
+            self._recent.note(self, views, arrays)
         for name in self._outputs:
             if name in views:
                 count_write(views[name].owner)
@@ -469,14 +464,8 @@ class Plan:
         return self._program(self._contiguous_strides())
 
     def _contiguous_strides(self) -> dict[str, tuple[int, ...]]:
-        strides = {}
-        for operand in self._operands:
-            steps = c_strides(operand.shape)
-            if 0 in operand.shape:
-                steps = (0,) * len(steps)
-            extents = zip(operand.shape, steps, strict=True)
-            strides[operand.name] = tuple(0 if n == 1 else step for n, step in extents)
-        return strides
+        shapes = {operand.name: operand.shape for operand in self._operands}
+        return {name: told_strides(shape, c_strides(shape)) for name, shape in shapes.items()}
 
     def _workspace(
         self, needed: int, given: Any, views: Views, stream: int = 0, least: int | None = None

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,20 +32,25 @@ from .errors import (
     MisalignedOperand,
     Unsupported,
 )
+from .geometry import c_strides
 from .kinds import ElementKind, IndexKind
 
 __all__ = [
     "Layout",
     "View",
     "address_of",
+    "addresses_of",
     "as_numpy",
     "check_extent",
     "count_write",
     "empty_like_type",
     "in_forward_mode",
+    "no_memory_for",
     "remember",
     "reshape_view",
     "restore_type",
+    "tensor_counter",
+    "torch_maker",
     "view",
     "viewers",
     "write_counter",
@@ -159,6 +165,11 @@ class View:
 def view(array: Any, name: str = "array") -> View:
     """The view of any array; `name` is the argument that messages speak of."""
     return viewers[type(array)](array, name)
+
+
+def addresses_of(views: Mapping[str, View]) -> dict[str, int]:
+    """Where the first elements lie, by name."""
+    return {name: lent.ptr for name, lent in views.items()}
 
 
 def reshape_view(base: View, shape: _Shape, strides: _Shape) -> View:
@@ -423,14 +434,20 @@ def count_write(array: Any) -> None:
 
 
 def write_counter(arrays: Iterable[Any]) -> Callable[[], object] | None:
-    """The same for the same arrays time and again; None where there are no tensors."""
+    """What counts a write into these arrays, time and again; None where there are no tensors."""
     tensors = tuple([one for one in arrays if _LIBRARIES.get(type(one)) == "torch"])
-    return partial(_Torch.bump, tensors) if tensors else None
+    return partial(tensor_counter(), tensors) if tensors else None
+
+
+def tensor_counter() -> Callable[[tuple[Any, ...]], object]:
+    """What counts a write into each of some tensors, of which one has been met."""
+    return _Torch.bump
 
 
 def in_forward_mode() -> bool:
     """Whether torch's tensors may carry tangents now."""
-    return bool(_Torch.forward_ad._current_level >= 0)
+    level: int = _Torch.forward_ad._current_level
+    return level >= 0
 
 
 def _refuse_dual(array: Any, name: str) -> None:
@@ -741,9 +758,7 @@ def empty_like_type(like: Any, shape: _Shape) -> Any:
                 return torch_.empty_like(like, memory_format=torch_.contiguous_format)
             return like.new_empty(shape)
         except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":
-                raise
-            raise KernelFailure(2, f"no memory for an output of shape {shape}: {error}") from error
+            raise no_memory_for(shape, error) from error
     if library == "cupy":
         with like.device:
             return sys.modules["cupy"].empty(shape, like.dtype)
@@ -757,6 +772,26 @@ def empty_like_type(like: Any, shape: _Shape) -> Any:
             "is not loaded; import torch, or pass out="
         )
     return torch.empty(shape, dtype=getattr(torch, _NAMES[made.dtype]), device=made.device)
+
+
+def no_memory_for(shape: _Shape, error: RuntimeError) -> RuntimeError:
+    """What torch's error means where it made an output; other errors as they are."""
+    if type(error).__name__ != "OutOfMemoryError":
+        return error
+    return KernelFailure(2, f"no memory for an output of shape {shape}: {error}")
+
+
+def torch_maker(tensors: Sequence[Any], shape: _Shape) -> tuple[int, Callable[[Any], Any]]:
+    """How to do what `empty_like_type` does for tensors like these at the least cost: which of them
+    to take, and what to call with it."""
+    torch: Any = sys.modules["torch"]
+    steps = c_strides(shape)
+    for k, tensor in enumerate(tensors):
+        if tensor is not None and tensor.shape == shape:
+            if tensor.stride() == steps:
+                return k, torch.empty_like
+            return k, partial(torch.empty_like, memory_format=torch.contiguous_format)
+    return 0, methodcaller("new_empty_strided", shape, steps)
 
 
 def restore_type(like: Any, result: Any) -> Any:

@@ -134,7 +134,7 @@ class _ReferenceBackend:
     ) -> Program:
         from .reference_program import ReferenceProgram
 
-        return ReferenceProgram(desc, index_shape)
+        return ReferenceProgram(desc)
 
     def others(
         self, desc: Any, strides: Mapping[str, tuple[int, ...]], runs: str

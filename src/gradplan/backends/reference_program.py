@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,8 @@ class ReferenceProgram:
     workspace_bytes = 0
     reads: Mapping[str, int] = {}
 
-    def __init__(self, desc: Any, index_shape: Sequence[int] | None) -> None:
+    def __init__(self, desc: Any) -> None:
         self._desc = desc
-        self._index_shape = index_shape
 
     def bind(self, views: Mapping[str, View], workspace: int) -> Callable[[], None]:
         return partial(self.run, dict(views), workspace)

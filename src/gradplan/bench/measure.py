@@ -22,6 +22,7 @@ from ..backends import find
 from ..backends.gpu.table import Table, using
 from ..cases import describe
 from ..errors import KernelFailure, Unsupported
+from ..geometry import told_strides
 from ..kinds import ElementKind, Named, OpCategory, SoftmaxKind
 from ..plans import SoftmaxBackwardPlan
 from ..registry import KINDS
@@ -344,7 +345,7 @@ def _compile(request: Request) -> None:
     desc, _ = posed(KINDS[request.category, request.kind], request.element, case)
     shapes = {operand.name: operand.shape for operand in desc.operands}
     strides = {
-        name: tuple(0 if n == 1 else step for n, step in zip(shapes[name], steps, strict=True))
+        name: told_strides(shapes[name], steps)
         for name, steps in strides_of(desc, case.layout, case.without).items()
     }
     with _thresholds(request):

@@ -14,7 +14,7 @@ from typing import Any
 from ..backends.gpu import programs
 from ..backends.gpu.launch import Step
 from ..backends.gpu.table import Lines, Table, using
-from ..geometry import c_strides
+from ..geometry import c_strides, told_strides
 from ..kinds import ElementKind, OpCategory
 from ..registry import KINDS, KindSpec
 from .problems import posed
@@ -433,9 +433,7 @@ def steps_of(probe: Probe, arch: str, table: Table) -> tuple[Step, ...]:
     case = probe.workload
     desc, _ = posed(probe.spec, probe.element, case)
     strides = {
-        op.name: tuple(
-            0 if n == 1 else step for n, step in zip(op.shape, c_strides(op.shape), strict=True)
-        )
+        op.name: told_strides(op.shape, c_strides(op.shape))
         for op in desc.operands
         if op.name not in case.without
     }

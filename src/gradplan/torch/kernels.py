@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..again import Slots
 from ..backends.gpu.programs import ready
 from ..backends.gpu.streams import PER_THREAD, allocate, capturing
 from ..plans import Plan
@@ -37,15 +36,14 @@ class Question(Protocol):
 
 
 class _Recipe:
-    """A program, and where its addresses go."""
+    """A program, and the bits that none of its addresses may have set."""
 
-    __slots__ = ("device", "mask", "plan", "program", "slots")
+    __slots__ = ("device", "mask", "plan", "program")
 
-    def __init__(self, plan: Plan, program: Any, names: tuple[str, ...], mask: int) -> None:
+    def __init__(self, plan: Plan, program: Any, mask: int) -> None:
         self.plan = plan
         self.program = program
         self.device = plan._backend.device
-        self.slots = Slots(dict.fromkeys(names))  # programs look at addresses alone
         self.mask = mask
 
 
@@ -91,12 +89,11 @@ def launch(
         if len(_recipes) >= _RECIPE_LIMIT:
             _recipes.clear()
         _recipes[key] = recipe
-    taken = recipe.slots.take()
-    views, slots = taken
+    addresses = {}
     low = 0
     for k, tensor in enumerate(tensors):  # `zip`, with its keyword, takes 0.2 µs more
         if tensor is not None:
-            slots[k].ptr = ptr = tensor.data_ptr()
+            addresses[names[k]] = ptr = tensor.data_ptr()
             low |= ptr
     if low & recipe.mask:
         prepare(question, names, tensors, params)  # refuses the address that no element may have
@@ -105,27 +102,26 @@ def launch(
     needed = program.workspace_bytes
     if numbers is not None:
         if program.runner is not None:  # there are elements
-            program.runner.run(views, 0, stream, 0, numbers)
+            program.runner.run(addresses, 0, stream, 0, numbers)
     elif device is not None and not keep:
-        address, _memory = recipe.plan._workspace(needed, None, views, stream)
-        program.run(views, address, stream, lasting=False)
+        address, _memory = recipe.plan._workspace(needed, None, {}, stream)
+        program.launch(addresses, address, stream, lasting=False)
     elif not needed:
-        program.run(views, 0, stream)
+        program.launch(addresses, 0, stream)
     elif device is None or needed > _KEPT or stream == PER_THREAD or capturing(stream):
         # Freed on return, and handed out again to this stream alone.
-        address, _memory = recipe.plan._workspace(needed, None, views, stream)
-        program.run(views, address, stream)
+        address, _memory = recipe.plan._workspace(needed, None, {}, stream)
+        program.launch(addresses, address, stream)
     else:
         kept = _kept.get((device, stream))
         memory = kept.pop() if kept else None
         if memory is None or memory.numel() < needed:
             memory = allocate(1 << (needed - 1).bit_length(), device, stream)
-        program.run(views, memory.data_ptr(), stream)
+        program.launch(addresses, memory.data_ptr(), stream)
         if kept is not None:
             kept[:] = [memory]
         elif sum(one == device for one, _ in _kept) < _STREAMS:
             _kept[device, stream] = [memory]
-    recipe.slots.give(taken)
 
 
 def prepare(
@@ -141,4 +137,4 @@ def prepare(
     plan, views, index_shape = question.ask(arrays, params)
     program = plan._prepare(views, index_shape)
     mask = min(tensor.element_size() for tensor in arrays.values()) - 1
-    return _Recipe(plan, program, names, mask)
+    return _Recipe(plan, program, mask)

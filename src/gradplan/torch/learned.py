@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..again import Slots
 from ..backends.gpu import learned
 from ..backends.gpu.launch import device_arch, processors
 from ..backends.gpu.program import Program
@@ -88,7 +87,7 @@ _machines: dict[int, tuple[Table, int | None]] = {}
 
 class _Recipe(NamedTuple):
     program: Program
-    slots: Slots
+    names: tuple[str, ...]
     device: int | None
 
 
@@ -106,18 +105,16 @@ def _launch(
     if recipe is None:
         table, index = _machine(device)
         program = ready(make(*about, table), index)
-        recipe = _Recipe(program, Slots(dict.fromkeys(names.split())), index)
+        recipe = _Recipe(program, tuple(names.split()), index)
         if len(_recipes) >= _RECIPE_LIMIT:
             _recipes.clear()
         _recipes[key] = recipe
-    taken = recipe.slots.take()
-    views, slots = taken
+    addresses = {}
     for k, tensor in enumerate(tensors):
-        slots[k].ptr = tensor.data_ptr()
+        addresses[recipe.names[k]] = tensor.data_ptr()
     index = recipe.device
     stream = 0 if index is None else torch._C._cuda_getCurrentRawStream(index)
-    recipe.program.run(views, 0, stream)
-    recipe.slots.give(taken)
+    recipe.program.launch(addresses, 0, stream)
 
 
 def _node(kind: ReduceKind, forward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:

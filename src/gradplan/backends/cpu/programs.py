@@ -89,15 +89,25 @@ class Program:
 
     def run(self, views: Mapping[str, View], workspace: int, stream: int = 0) -> None:
         """Launch once."""
-        if not self.launches:
-            return
+        if self.launches:
+            call = self._taken()
+            call.point(views, workspace)
+            call.run()
+            self.idle.append(call)
+
+    def launch(self, addresses: Mapping[str, int], workspace: int, stream: int = 0) -> None:
+        """Launch once for arrays at these addresses."""
+        if self.launches:
+            call = self._taken()
+            call.point_at(addresses, workspace)
+            call.run()
+            self.idle.append(call)
+
+    def _taken(self) -> _Call:
         try:
-            call = self.idle.pop()
+            return self.idle.pop()
         except IndexError:
-            call = _Call(self)
-        call.point(views, workspace)
-        call.run()
-        self.idle.append(call)
+            return _Call(self)
 
 
 def _nothing() -> None:
@@ -126,6 +136,12 @@ class _Call:
         block = self._block
         for word, name, offset in self._pointers:
             block[word] = views[name].ptr + offset
+        block[at.WORKSPACE] = workspace
+
+    def point_at(self, addresses: Mapping[str, int], workspace: int) -> None:
+        block = self._block
+        for word, name, offset in self._pointers:
+            block[word] = addresses[name] + offset
         block[at.WORKSPACE] = workspace
 
     def run(self) -> None:
@@ -220,13 +236,8 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
     operands = tuple(name if name in strides else None for name in names)
     rows: list[Sequence[int]] = [strides.get(name, (0,) * rank) for name in names]
     rows += [(0,) * rank] * (5 - len(rows))
-    ties = getattr(desc, "ties", None)
-    indexed = desc.spec.ties and ties in (TieRule.FIRST, TieRule.LAST)
-    index = [0] * rank
-    if indexed:
-        for axis, step in zip(axes, c_strides([shape[axis] for axis in axes]), strict=True):
-            index[axis] = step
-    rows.append(index)
+    ties = desc.ties if desc.spec.ties else None
+    rows.append(_index_steps(shape, axes, ties))
 
     flat = not reduced and desc.spec.engine is Engine.MAP
     stateless = flat or desc.spec.engine is Engine.MAP or ties is TieRule.ALL
@@ -276,37 +287,18 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
     _write_nest(meta, across.dims, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
     meta[at.STREAMING] = unit and _streams(desc)
 
-    elements = n * row_count
     units = groups * chunks
     workspace = 0
-    if stateless:
-        launches = [_launch(at.APPLY, units, elements)]
-    elif chunks == 1:
-        launches = [_launch(at.FUSED, units, elements)]
-    else:
+    if not stateless and chunks > 1:
         workspace = row_count * chunks * 8 * _STATE_SLOTS.get(desc.op, 1)
         meta[at.LAST_UNIT] = units - 1
-        launches = [
-            _launch(at.PARTIAL, units, elements),
-            _launch(at.COMBINE, row_count, row_count * chunks),
-            _launch(at.APPLY, units, elements),
-        ]
     kind, element = _SAME_KERNEL.get(desc.op, desc.op), desc.element
     # A weight that f32 cannot hold well is applied in f64, also to halves.
     extreme = kind == BinaryKind.LERP and any(
         weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
     )
-    tie_name = f"_{ties.value}" if desc.spec.ties and ties is not None else ""
-    arguments = (
-        kind,
-        element,
-        ties if desc.spec.ties else None,
-        columns,
-        unit,
-        reduced,
-        len(outputs),
-        extreme,
-    )
+    tie_name = f"_{ties.value}" if ties is not None else ""
+    arguments = (kind, element, ties, columns, unit, reduced, len(outputs), extreme)
     layout = "flat" if flat and len(along.dims) == 1 else "columns" if columns else "rows"
     pattern = "unit" if unit else "any"
     variant = f"{pattern}{'_split' if workspace else ''}{'_streamed' if meta[at.STREAMING] else ''}"
@@ -320,7 +312,7 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
         offsets=tuple(
             (a + b) * item for a, b in zip(along.offsets[:5], across.offsets[:5], strict=True)
         ),
-        launches=tuple(launches),
+        launches=_row_launches(units, n * row_count, row_count, chunks, stateless),
         workspace_bytes=workspace,
         # A row stays in the cache between its state and its map; many side by side do not.
         reads=dict.fromkeys(("dy", "x", "y"), 2)
@@ -339,6 +331,27 @@ def _prepare_rows(desc: Any, strides: Strides) -> Program:
             takes=_bytes(desc),
             room=_STREAMED_SHARE * _cache_bytes(),
         ),
+    )
+
+
+def _index_steps(shape: Sequence[int], axes: Sequence[int], ties: TieRule | None) -> list[int]:
+    """How far a step along each axis goes in the order that ties are broken by, if they are."""
+    steps = [0] * len(shape)
+    if ties in (TieRule.FIRST, TieRule.LAST):
+        for axis, step in zip(axes, c_strides([shape[axis] for axis in axes]), strict=True):
+            steps[axis] = step
+    return steps
+
+
+def _row_launches(
+    units: int, elements: int, rows: int, chunks: int, stateless: bool
+) -> tuple[tuple[int, int, int], ...]:
+    if stateless or chunks == 1:
+        return (_launch(at.APPLY if stateless else at.FUSED, units, elements),)
+    return (
+        _launch(at.PARTIAL, units, elements),
+        _launch(at.COMBINE, rows, rows * chunks),
+        _launch(at.APPLY, units, elements),
     )
 
 
@@ -493,38 +506,11 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
     _write_nest(meta, outer, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
     meta[at.EXTENT], meta[at.CHUNK], meta[at.CHUNKS] = n, chunk, chunks
     meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS], meta[at.STEPS] = width, blocks, steps
-
-    workspace = 0
-
-    def reserve(size: int) -> int:
-        nonlocal workspace
-        begin, workspace = workspace, workspace + _lines(size)
-        return begin
-
-    if split:
-        meta[at.LAST_UNIT] = units - 1
-        meta[at.PARTIALS] = reserve(16 * row_count * chunks)
-        meta[at.CARRIES] = reserve(8 * row_count * chunks)
-        if recomputes:
-            meta[at.STATES] = reserve(8 * slots * row_count * chunks)
-    if recomputes:
-        slot_bytes = _lines(8 * slots * width * -(-chunk // steps))
-        meta[at.SLOT_BYTES] = slot_bytes
-        meta[at.CHECKPOINTS] = reserve(slot_bytes * max_threads())
-    elements = n * row_count
-    if not split:
-        launches = [_launch(at.FUSED, units, elements)]
-    else:
-        launches = [
-            _launch(at.PARTIAL, units, elements),
-            (at.COMBINE, row_count, row_count),
-            _launch(at.APPLY, units, elements),
-        ]
-        if recomputes:
-            launches[:0] = [
-                _launch(at.FORWARD, units, elements),
-                (at.FORWARD_COMBINE, row_count, row_count),
-            ]
+    meta[at.LAST_UNIT] = units - 1 if split else 0
+    states = slots if recomputes else 0
+    workspace = _place_scan_memory(
+        meta, row_count * chunks if split else 0, states, width * -(-chunk // steps)
+    )
     kind, element = desc.kind, desc.element
     ties = desc.ties if desc.spec.ties else None
     source = "plain" if not slots else "from_y" if from_y else "recomputed"
@@ -535,14 +521,8 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         arguments += (direct,)
     layout = "columns" if beside else "rows"
     variant = source + ("_split" if split else "") + ("_streamed" if meta[at.STREAMING] else "")
-    why = f"{width} {'chunks of a row' if split and not beside else 'rows'} run side by side, "
-    why += (
-        "as they lie" if direct or (beside and recomputes) else "through tiles that turn them round"
-    )
-    if split:
-        why += f"; rows are cut into {chunks} chunks that meet through carries"
-    if recomputes:
-        why += "; y is not given, so the scan is recomputed from checkpoints"
+    lanes = f"{width} {'chunks of a row' if split and not beside else 'rows'}"
+    as_they_lie = direct or (beside and recomputes)
     item = element.size_bytes
     return Program(
         kernel=partial(_recurrence_kernel, name, arguments, recomputes),
@@ -551,7 +531,7 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
             key if key in strides and (slots or key in ("dy", "dx")) else None for key in names
         ),
         offsets=tuple(start * item for start in starts),
-        launches=tuple(launches),
+        launches=_scan_launches(units, n * row_count, row_count, split, recomputes),
         workspace_bytes=workspace,
         reads={
             "dy": 2 if split else 1,
@@ -560,7 +540,7 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
         },
         layout=layout,
         variant=variant,
-        why=why,
+        why=_why_scan(lanes, as_they_lie, chunks, recomputes),
         others=choices.scans(
             source=source,
             split=split,
@@ -574,6 +554,51 @@ def _prepare_recurrence(desc: ScanBackwardDescriptor, strides: Strides) -> Progr
             room=_STREAMED_SCAN_SHARE * _cache_bytes(),
         ),
     )
+
+
+def _place_scan_memory(meta: array[int], chunks: int, states: int, checkpoints: int) -> int:
+    """Give what the chunks of all rows tell each other its place, and where `states` of a lane are
+    recomputed their checkpoints, so many for a thread. The bytes of all of it."""
+    size = 0
+
+    def place(word: int, more: int) -> None:
+        nonlocal size
+        meta[word], size = size, size + _lines(more)
+
+    if chunks:
+        place(at.PARTIALS, 16 * chunks)
+        place(at.CARRIES, 8 * chunks)
+    if chunks and states:
+        place(at.STATES, 8 * states * chunks)
+    if states:
+        meta[at.SLOT_BYTES] = _lines(8 * states * checkpoints)
+        place(at.CHECKPOINTS, meta[at.SLOT_BYTES] * max_threads())
+    return size
+
+
+def _scan_launches(
+    units: int, elements: int, rows: int, split: bool, recomputes: bool
+) -> tuple[tuple[int, int, int], ...]:
+    if not split:
+        return (_launch(at.FUSED, units, elements),)
+    backward = (
+        _launch(at.PARTIAL, units, elements),
+        (at.COMBINE, rows, rows),
+        _launch(at.APPLY, units, elements),
+    )
+    if not recomputes:
+        return backward
+    return _launch(at.FORWARD, units, elements), (at.FORWARD_COMBINE, rows, rows), *backward
+
+
+def _why_scan(lanes: str, as_they_lie: bool, chunks: int, recomputes: bool) -> str:
+    way = "as they lie" if as_they_lie else "through tiles that turn them round"
+    reason = f"{lanes} run side by side, {way}"
+    if chunks > 1:
+        reason += f"; rows are cut into {chunks} chunks that meet through carries"
+    if recomputes:
+        reason += "; y is not given, so the scan is recomputed from checkpoints"
+    return reason
 
 
 def _recurrence_kernel(name: str, arguments: tuple[Any, ...], recomputes: bool) -> Kernel:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ... import cases
 from ...descriptors import Operand
-from ...geometry import c_strides
+from ...geometry import c_strides, told_strides
 from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind
 from ...registry import ELEMENTS, KINDS, KindSpec
 from . import launch, learned, programs
@@ -178,13 +178,12 @@ def _problems(more: bool = True) -> Iterator[Any]:
 def _strides(
     desc: Any, without: Sequence[str], layout: Callable[[Operand], Shape]
 ) -> dict[str, Shape]:
-    """The strides of every array given, as views tell them: an extent of 1 has none."""
-    strides = {}
-    for operand in desc.operands:
-        if operand.name not in without:
-            pairs = zip(operand.shape, layout(operand), strict=True)
-            strides[operand.name] = tuple(0 if n == 1 else step for n, step in pairs)
-    return strides
+    """The strides of every array given."""
+    return {
+        operand.name: told_strides(operand.shape, layout(operand))
+        for operand in desc.operands
+        if operand.name not in without
+    }
 
 
 def _steps(program: Any) -> Iterator[launch.Step]:

@@ -19,11 +19,10 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from ...errors import KernelFailure
-from ...views import View
 
 __all__ = ["Int", "Interpreter", "Launcher", "Pointer", "Step", "compiled", "device_arch"]
 
@@ -291,12 +290,13 @@ def _driver() -> _Driver:
     return _Driver()
 
 
-_loaded: dict[Any, tuple[int, int, int]] = {}
+# The driver's handle of a kernel, its shared memory in bytes, and how many threads a program has.
+_Handle = tuple[int, int, int]
+_loaded: dict[Any, _Handle] = {}
 
 
-def _handle(step: Step, pointer_bytes: int, device: int) -> tuple[int, int, int]:
-    """The driver's handle of a step's kernel on a device, its shared memory in bytes, and how many
-    threads a program has."""
+def _handle(step: Step, pointer_bytes: int, device: int) -> _Handle:
+    """The handle of a step's kernel on a device."""
     key = (_variant(step, pointer_bytes), device)
     found = _loaded.get(key)
     if found is None:
@@ -362,26 +362,14 @@ def _packed(step: Step) -> _Packed:
 
 
 class _Call:
-    """One launch whose arguments are ready but for pointers and the stream."""
+    """One launch whose arguments are ready but for pointers, the kernel's handle and the stream."""
 
-    __slots__ = (
-        "arguments",
-        "block",
-        "function",
-        "keep",
-        "launch",
-        "numbers",
-        "pointers",
-        "shared",
-        "stream",
-        "threads",
-    )
+    __slots__ = ("_arguments", "_attributes", "_grid", "_keep", "block", "numbers", "pointers")
 
     def __init__(self, step: Step, packed: _Packed) -> None:
         self.block = array("Q", packed.words)
         self.pointers = packed.pointers
         self.numbers = packed.numbers
-        self.launch = _driver().launch
         address, words = self.block.buffer_info()
         size = array("Q", (8 * words,))
         # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
@@ -391,38 +379,56 @@ class _Call:
         # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and its three extents.
         told = (2, 0, 1, 0, 0) if step.together else (4, 0, step.cluster, 1, 1)
         attribute = array("I", (*told, *(0,) * 13))
-        # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number.
-        where = attribute.buffer_info()[0]
         number = 1 if step.cluster > 1 or step.together else 0
-        config = bytearray(struct.pack("7I4xQQI4x", step.grid, 1, 1, 0, 1, 1, 0, 0, where, number))
-        lent = (ctypes.c_char * len(config)).from_buffer(config)
-        self.threads = ctypes.c_uint.from_buffer(config, 12)
-        self.shared = ctypes.c_uint.from_buffer(config, 24)
-        self.stream = ctypes.c_void_p.from_buffer(config, 32)
-        self.function = ctypes.c_void_p()
-        self.keep = (size, extra, attribute, config, lent, each)
-        # What does not change is what `from_param` would make of it in every call.
-        pointer = ctypes.c_void_p.from_param
-        self.arguments = (
-            ctypes.byref(lent),
-            self.function,
-            # Where all run at the same time, a graph takes arguments one by one.
-            pointer(each.buffer_info()[0]) if step.together else None,
-            None if step.together else pointer(extra.buffer_info()[0]),
+        self._grid = step.grid
+        self._attributes = attribute.buffer_info()[0], number
+        self._keep = (size, extra, attribute, each)
+        # Where all run at the same time, a graph takes arguments one by one.
+        self._arguments = (
+            _pointer(each.buffer_info()[0]) if step.together else None,
+            None if step.together else _pointer(extra.buffer_info()[0]),
         )
+
+    def on(self, handle: _Handle, stream: int) -> Callable[[], int]:
+        """The launch of a kernel on a stream, with nothing left for ctypes to convert."""
+        function, shared, threads = handle
+        stream &= 2**64 - 1  # what a caller gives is for the driver to judge
+        # CUlaunchConfig: grid, block, shared memory, stream, attributes and their number.
+        config = struct.pack(
+            "7I4xQQI4x", self._grid, 1, 1, threads, 1, 1, shared, stream, *self._attributes
+        )
+        return partial(_driver().launch, config, _pointer(function), *self._arguments)
+
+
+_pointer = ctypes.c_void_p.from_param
 
 
 class Bound:
     """The launches of a program, and where in their arguments addresses go."""
 
-    __slots__ = ("aligned", "calls", "device", "lock", "operands", "owned", "rest")
+    __slots__ = (
+        "_handles",
+        "_known",
+        "_lock",
+        "_ready",
+        "aligned",
+        "calls",
+        "device",
+        "operands",
+        "owned",
+        "rest",
+    )
+    _STREAMS = 32  # whose launches are kept ready
 
     def __init__(self, calls: list[_Call], device: int) -> None:
         self.calls = calls
         self.device = device
-        # The driver reads the stream from memory that all threads share.
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self.aligned = 0
+        self._handles: list[_Handle] = []
+        # By stream, for the driver reads it from memory that all threads share; and by alignment.
+        self._ready: dict[int, Callable[[], int]] = {}
+        self._known = {self.aligned: self._ready}
         self.owned: Any = None
         slots = [
             (call.block, word, pointer.operand, pointer.offset)
@@ -432,15 +438,27 @@ class Bound:
         self.operands = [slot for slot in slots if slot[2] not in (WORKSPACE, COUNTERS)]
         self.rest = [slot for slot in slots if slot[2] in (WORKSPACE, COUNTERS)]
 
+    def load(self, aligned: int, handles: list[_Handle]) -> None:
+        """The kernels for addresses that are so aligned."""
+        self.aligned, self._handles = aligned, handles
+        self._ready = self._known.setdefault(aligned, {})
+
     def launch(self, stream: int) -> None:
-        with self.lock:
-            for call in self.calls:
-                call.stream.value = stream
-                code = call.launch(*call.arguments)
-                if code:
-                    _launch_again(code, call, self.device)
+        start = self._ready.get(stream) or self._on(stream)
+        code = start()
+        if code:
+            _launch_again(code, start, self.device)
 
     __call__ = launch
+
+    def _on(self, stream: int) -> Callable[[], int]:
+        pairs = zip(self.calls, self._handles, strict=True)
+        made = [call.on(handle, stream) for call, handle in pairs]
+        start = made[0] if len(made) == 1 else partial(_launch_all, made, self._lock, self.device)
+        if len(self._ready) >= self._STREAMS:
+            self._ready.clear()
+        self._ready[stream] = start
+        return start
 
     def point(self, place: str, address: int) -> None:
         """Another workspace, or other counters, as well aligned as those before."""
@@ -463,19 +481,19 @@ class Launcher:
         self.steps = tuple(steps)
         self.device = device
         self._packed = [_packed(step) for step in self.steps]
-        self._handles: dict[int, list[tuple[int, int, int]]] = {}
+        self._handles: dict[int, list[_Handle]] = {}
         # Those that no thread uses now; taking and putting back are atomic.
         self._idle: list[Bound] = []
 
-    def bind(self, views: Mapping[str, View], workspace: int) -> Bound:
-        """A launch on a stream, for these very arrays."""
+    def bind(self, addresses: Mapping[str, int], workspace: int) -> Bound:
+        """A launch on a stream, for arrays at these very addresses."""
         bound = self._unbound()
-        self._point(bound, views, workspace, 0)
+        self._point(bound, addresses, workspace, 0)
         return bound
 
     def run(
         self,
-        views: Mapping[str, View],
+        addresses: Mapping[str, int],
         workspace: int,
         stream: int,
         counters: int = 0,
@@ -487,7 +505,7 @@ class Launcher:
             bound = self._idle.pop()
         except IndexError:
             bound = self._unbound()
-        self._point(bound, views, workspace, counters)
+        self._point(bound, addresses, workspace, counters)
         if numbers is not None:
             bound.number(numbers)
         bound.launch(stream)
@@ -499,7 +517,7 @@ class Launcher:
             for aligned in other._handles.keys() - self._handles.keys():
                 self._load(aligned)
 
-    def _load(self, aligned: int) -> list[tuple[int, int, int]]:
+    def _load(self, aligned: int) -> list[_Handle]:
         found = [_handle(step, aligned, self.device) for step in self.steps]
         self._handles[aligned] = found
         return found
@@ -509,37 +527,40 @@ class Launcher:
         return Bound([_Call(step, packed) for step, packed in steps], self.device)
 
     def _point(
-        self, bound: Bound, views: Mapping[str, View], workspace: int, counters: int
+        self, bound: Bound, addresses: Mapping[str, int], workspace: int, counters: int
     ) -> None:
         """Put the addresses in; pointers are claimed to be aligned to 16 bytes, or to nothing."""
-        low = 0
+        aligned = 16
         for block, word, name, offset in bound.operands:
-            block[word] = address = views[name].ptr + offset
-            low |= address
+            block[word] = address = addresses[name] + offset
+            if address & 15:
+                aligned = 1
         for block, word, name, offset in bound.rest:
             block[word] = address = (workspace if name == WORKSPACE else counters) + offset
-            low |= address
-        aligned = 1 if low & 15 else 16
-        if aligned == bound.aligned:
-            return
-        handles = self._handles.get(aligned)
-        if handles is None:
-            handles = self._load(aligned)
-        for call, (function, shared, threads) in zip(bound.calls, handles, strict=True):
-            call.function.value = function
-            call.shared.value = shared
-            call.threads.value = threads
-        bound.aligned = aligned
+            if address & 15:
+                aligned = 1
+        if aligned != bound.aligned:
+            bound.load(aligned, self._handles.get(aligned) or self._load(aligned))
 
 
-def _launch_again(code: int, call: _Call, device: int) -> None:
+def _launch_all(starts: Sequence[Callable[[], int]], lock: threading.Lock, device: int) -> int:
+    """One launch after the other; those of two threads do not mix."""
+    with lock:
+        for start in starts:
+            code = start()
+            if code:
+                _launch_again(code, start, device)
+    return 0
+
+
+def _launch_again(code: int, start: Callable[[], int], device: int) -> None:
     """A thread that has not touched CUDA yet, or stands on another device, is put right."""
     if code in (201, 400):  # invalid context, invalid handle
         import torch
 
         with torch.cuda.device(device):
             torch.cuda.current_stream(device).query()
-            code = call.launch(*call.arguments)
+            code = start()
     if code:
         raise KernelFailure(code, f"the launch failed: {_driver().text(code)} (CUDA {code})")
 
@@ -554,15 +575,13 @@ class Interpreter:
         self.steps = tuple(steps)
         self._counters = counters
 
-    def bind(self, views: Mapping[str, View], workspace: int) -> Callable[..., None]:
-        addresses = {name: lent.ptr for name, lent in views.items()}
-        addresses[WORKSPACE] = workspace
+    def bind(self, addresses: Mapping[str, int], workspace: int) -> Callable[..., None]:
         counters = (ctypes.c_int32 * self._counters)()
-        addresses[COUNTERS] = ctypes.addressof(counters)
+        own = {WORKSPACE: workspace, COUNTERS: ctypes.addressof(counters)}
 
         def run(stream: int = 0) -> None:
             for step in self.steps:
-                self.launch(step, addresses)
+                self.launch(step, {**addresses, **own})
             assert not any(counters[1:]), "a counter was left counting"
 
         return run
@@ -581,8 +600,8 @@ class Interpreter:
         grid = together if step.together else step.grid
         _function(step.kernel)[(grid,)](**arguments, **dict(step.constants))
 
-    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
-        self.bind(views, workspace)(stream)
+    def run(self, addresses: Mapping[str, int], workspace: int, stream: int) -> None:
+        self.bind(addresses, workspace)(stream)
 
 
 _TORCH_TYPES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from ...kinds import ElementKind
-from ...views import View
+from ...views import View, addresses_of
 from .launch import COUNTERS, WORKSPACE, Bound, Int, Interpreter, Launcher, Pointer, Step
 from .streams import own_counters, stream_counters
 
@@ -56,13 +56,13 @@ class Program:
     unaligned: Program | None = None
     """What runs in its place where 16 does not divide all addresses; it needs no more workspace."""
 
-    def suited(self, views: Mapping[str, View]) -> Program:
+    def suited(self, addresses: Mapping[str, int]) -> Program:
         """This one, or what runs in its place for arrays at these addresses."""
         if self.unaligned is None:
             return self
         low = 0
         for operand, offset in self._pointed:
-            low |= views[operand].ptr + offset
+            low |= addresses[operand] + offset
         return self.unaligned if low & 15 else self
 
     @cached_property
@@ -84,33 +84,46 @@ class Program:
         """
         if self.runner is None:
             return _nothing
-        bound = self.runner.bind(views, workspace)
+        bound = self.runner.bind(addresses_of(views), workspace)
         if self.counters and isinstance(bound, Bound):
             # Its own: it may be captured, and the graph run on any stream.
             bound.owned = own_counters(bound.device, stream, self.counters)
             bound.point(COUNTERS, bound.owned.data_ptr())
         return bound
 
-    def run(
-        self, views: Mapping[str, View], workspace: int, stream: int, lasting: bool = True
+    def run(self, views: Mapping[str, View], workspace: int, stream: int) -> None:
+        """Launch once."""
+        self.launch(addresses_of(views), workspace, stream)
+
+    def launch(
+        self, addresses: Mapping[str, int], workspace: int, stream: int, lasting: bool = True
     ) -> None:
-        """Launch once; unless `lasting`, nothing is allocated that stays."""
+        """Launch once for arrays at these addresses; unless `lasting`, nothing is allocated that
+        stays."""
         if self.runner is None:
             return
-        suited = self.suited(views)
-        if suited is not self:
-            suited.run(views, workspace, stream, lasting)
-            return
+        if self.unaligned is not None:
+            suited = self.suited(addresses)
+            if suited is not self:
+                suited.launch(addresses, workspace, stream, lasting)
+                return
         if self.apart_runner is None:
-            self.runner.run(views, workspace, stream)
+            self.runner.run(addresses, workspace, stream)
             return
         assert isinstance(self.runner, Launcher)
         found = stream_counters(self.runner.device, stream, self.counters, lasting)
         if found:
-            self.runner.run(views, workspace, stream, found)
+            self.runner.run(addresses, workspace, stream, found)
             self.apart_runner.load_like(self.runner)
         else:
-            self.apart_runner.run(views, workspace, stream)
+            self.apart_runner.run(addresses, workspace, stream)
+
+    def start_at(self, addresses: Mapping[str, int]) -> Callable[[int], None]:
+        """The same without a workspace, time and again for arrays at these addresses."""
+        suited = self.suited(addresses)
+        if suited.apart_runner is None and isinstance(suited.runner, Launcher):
+            return suited.runner.bind(addresses, 0).launch
+        return partial(suited.launch, addresses, 0)
 
 
 def _nothing(stream: int = 0) -> None:

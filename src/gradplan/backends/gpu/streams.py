@@ -111,15 +111,23 @@ def _external(torch: Any, handle: int, device: int) -> Any:
     return torch.cuda.ExternalStream(handle, device=device)
 
 
+@lru_cache(maxsize=64)
+def _device(index: int) -> Any:
+    """A device in torch's own terms: reading its name takes a third of a small allocation."""
+    import torch
+
+    return torch.device("cuda", index)
+
+
 def allocate(size: int, device: int, stream: int) -> Any:
     """Device memory, ordered with a stream by torch's allocator."""
     import torch
 
     try:
         if stream == torch._C._cuda_getCurrentRawStream(device):
-            return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+            return torch.empty(size, dtype=torch.uint8, device=_device(device))
         with torch.cuda.stream(_external(torch, stream, device)):
-            return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+            return torch.empty(size, dtype=torch.uint8, device=_device(device))
     except torch.cuda.OutOfMemoryError as error:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
 

@@ -256,26 +256,6 @@ def put_row(
 
 
 @triton.jit
-def tile_at(tile, columns, T: tl.constexpr, D: tl.constexpr):
-    """The rows and columns of a tile of the table."""
-    slices = tl.cdiv(columns, D)
-    row = (tile // slices).to(tl.int64) * T + tl.arange(0, T)
-    return row, (tile % slices).to(columns.dtype) * D + tl.arange(0, D)
-
-
-@triton.jit
-def zero_tile(table, row, column, there, table_row, table_column, columns, UNIT: tl.constexpr):
-    """Zero the columns of those rows that are there."""
-    if UNIT:
-        across = column
-    else:
-        across = column.to(tl.int64) * table_column
-    goal = table + row[:, None] * table_row + across[None, :]
-    mask = there[:, None] & (column < columns)[None, :]
-    tl.store(goal, tl.zeros(goal.shape, table.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def clear_rows(
     table,
     table_row,
@@ -286,6 +266,14 @@ def clear_rows(
     T: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Zero the table."""
-    row, column = tile_at(tl.program_id(0), columns, T, D)
-    zero_tile(table, row, column, row < rows, table_row, table_column, columns, UNIT)
+    """Zero the table, a tile of it in each program."""
+    tile, slices = tl.program_id(0), tl.cdiv(columns, D)
+    row = (tile // slices).to(tl.int64) * T + tl.arange(0, T)
+    column = (tile % slices).to(columns.dtype) * D + tl.arange(0, D)
+    if UNIT:
+        across = column
+    else:
+        across = column.to(tl.int64) * table_column
+    goal = table + row[:, None] * table_row + across[None, :]
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(goal, tl.zeros(goal.shape, table.dtype.element_ty), mask=mask)

@@ -1,0 +1,123 @@
+"""Embeddings in Triton's interpreter: the sort, its marks and votes, and the order of the sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gradplan as gp
+from covering import spec_of
+from gradplan import cases
+from gradplan.cases import Case, Data
+from gradplan.kinds import ElementKind
+from interpreting import MARKS, TRITON, check
+
+pytest.importorskip("triton")
+
+pytestmark = MARKS
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "index", "accumulate"),
+    [
+        (1, 1, "i32", True),  # one word, no digit to sort by
+        (31, 3, "i64", False),  # one short of a block
+        (32, 4, "i32", True),  # a block; the skipped rows' number needs one bit more
+        (33, 63, "i64", True),  # a second block of one word
+        (300, 64, "i64", False),  # the counts of all blocks are more than are summed at a time
+        (300, 1, "i32", False),  # one row alone: every stretch but the skipped
+        (90, 300, "i64", False),  # nearly every row is empty
+    ],
+)
+def test_indices_of_any_number_are_sorted(count, rows, index, accumulate):
+    for data in (Data.RANDOM, Data.TIES):
+        desc = cases.describe(
+            spec_of("embedding"),
+            ElementKind.F32,
+            (count, 3, rows),
+            (),
+            index=index,
+            accumulate=accumulate,
+        )
+        check([Case(desc=desc, data=data, seed=count)])
+
+
+@pytest.mark.parametrize("position", [0, 39, 40, -1, 1 << 40])
+@pytest.mark.parametrize("padding", [None, 3])
+@pytest.mark.parametrize("count", [40, 160], ids=["marked once", "in copies"])
+def test_marks_that_others_left_name_no_row(position, padding, count):
+    """Whatever the workspace holds where rows are marked, be it the position of an index."""
+    rng = np.random.default_rng(5)
+    indices = rng.choice([0, 3, 4, 9, -2, 12], count)
+    indices[[0, 39]] = 3, 9
+    dout = rng.standard_normal((count, 5)).astype(np.float32)
+    table = np.full((12, 5), np.nan, np.float32)
+    desc = gp.EmbeddingBackwardDescriptor(
+        num_embeddings=12, embedding_dim=5, num_indices=count, element=ElementKind.F32,
+        padding_idx=padding, accumulate=False,
+    )  # fmt: skip
+    plan = gp.EmbeddingBackwardPlan.select(desc, device="cpu", preference=TRITON)
+    memory = np.full(plan.workspace_size // 8 + 64, position, np.int64)
+    workspace = memory[-memory.ctypes.data % 256 // 8 :]
+    args = gp.EmbeddingBackwardArgs(dout=dout, indices=indices, dweight=table)
+    plan.run(args, workspace=workspace.view(np.uint8))
+    exact = np.zeros((12, 5))
+    for index, row in zip(indices, dout, strict=True):
+        if 0 <= index < 12 and index != padding:
+            exact[index] += row
+    np.testing.assert_allclose(table, exact, rtol=1e-6, atol=1e-6)
+    named = np.isin(np.arange(12), indices[indices != padding])
+    assert not table[~named].any()
+
+
+@pytest.mark.parametrize("each", [1, 4, 8])
+@pytest.mark.parametrize("bits", [1, 5, 8, 9])
+def test_votes_tell_how_many_of_a_digit_come_before(bits, each):
+    """The assembly of a warp, which the interpreter does without, read line by line."""
+    from gradplan.backends.gpu.kernels import moves
+
+    rng = np.random.default_rng(bits)
+    digits = rng.integers(0, min(1 << bits, 40), 32 * each)
+    digits[: 8 * each] = (1 << bits) - 1
+    lanes = np.arange(32, dtype=np.uint64)
+    known = {f"${each + j}": digits[32 * j : 32 * j + 32].astype(np.uint32) for j in range(each)}
+    known["%lanemask_lt"] = ((np.uint64(1) << lanes) - np.uint64(1)).astype(np.uint32)
+    assert moves.ranked.fn(each).count("r") == 2 * each
+
+    def value(name):
+        return known[name] if name in known else np.uint32(int(name, 0) & 0xFFFFFFFF)
+
+    for line in moves.ranking.fn(bits, each).strip("{ }").split(";"):
+        name, _, rest = line.strip().partition(" ")
+        if name in ("", ".reg"):
+            continue
+        goal, *words = (word.strip() for word in rest.split(","))
+        a = [value(word) for word in words]
+        known[goal] = {
+            "mov.u32": lambda a: a[0] + np.zeros(32, np.uint32),
+            "mov.b32": lambda a: a[0] + np.zeros(32, np.uint32),
+            "and.b32": lambda a: a[0] & a[1],
+            "add.u32": lambda a: a[0] + a[1],
+            "setp.ne.u32": lambda a: a[0] != a[1],
+            "vote.sync.ballot.b32": lambda a: np.full(
+                32, sum(1 << int(k) for k in np.flatnonzero(a[0])), np.uint32
+            ),
+            "bfe.s32": lambda a: -((a[0] >> a[1]) & 1).astype(np.int32).view(np.uint32),
+            "lop3.b32": lambda a: a[0] & ~(a[1] ^ a[2]),
+            "popc.b32": lambda a: np.array([int(one).bit_count() for one in a[0]], np.uint32),
+        }[name](a)
+        assert name != "lop3.b32" or words[3] == "0x90"
+    found = np.concatenate([known[f"${j}"] for j in range(each)])
+    before = [int((digits[:k] == digits[k]).sum()) for k in range(len(digits))]
+    np.testing.assert_array_equal(found, before)
+
+
+def test_the_order_of_equal_indices_is_kept():
+    """Sums are taken in one order: the bits do not depend on what else is in the table."""
+    rng = np.random.default_rng(0)
+    dout = (rng.normal(size=(150, 4)) * 10.0 ** rng.integers(-6, 6, (150, 1))).astype(np.float32)
+    indices = rng.integers(0, 3, 150)
+    got = gp.embedding_backward(dout, indices, 3, preference=TRITON)
+    again = gp.embedding_backward(dout, indices + 17, 40, preference=TRITON)
+    np.testing.assert_array_equal(got.view("u4"), again[17:20].view("u4"))
+    assert not np.delete(again, [17, 18, 19], axis=0).any()
