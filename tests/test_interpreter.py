@@ -283,6 +283,31 @@ def test_an_infinite_gradient_stays_so_along_a_chain_of_logs():
     settle(problem)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis", "variant"),
+    [((1, 128), 1, "split"), ((128, 2), 0, "split"), ((4, 128), 1, "tiled")],
+)
+def test_an_infinite_gradient_of_a_log_stays_so_without_y(shape, axis, variant, reverse):
+    """Steps of y that are so small together only: within a small step of a tile, within the tile
+    and from tile to tile."""
+    n = shape[axis]
+    x, dy = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for place in (28, 29, 31, 64, 80, 100):
+        x[place:] += 700.0
+    dy[125] = np.inf
+    desc = cases.describe(
+        spec_of("log_cumsum_exp"), ElementKind.F32, shape, (axis,), reverse=reverse
+    )
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    along = (-1, 1) if axis == 0 else (1, -1)
+    for name, values in {"x": x, "dy": dy}.items():
+        values = values[:: -1 if reverse else 1].reshape(along)
+        problem.poke(name, ..., np.broadcast_to(values, shape))
+    assert bound(problem).sku.variant == f"{variant}_recomputed"
+    settle(problem)
+
+
 LEAPS = {
     "within a part": {600: 1000},
     "between parts": {512: 1000},

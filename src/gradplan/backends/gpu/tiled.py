@@ -430,7 +430,9 @@ class _Tiled:
             why = f"rows enough to fill the machine, each in tiles of {tile.c}, after a look at x"
             launch = self.step("whole", self.along, None, states)
             return self.program([*looks, launch], "tiled", why, 16 * slots)
-        gates = "" if self.ties is None else "open" if self.in_lines else "winners"
+        gates = "fades" if self.kind is ScanKind.LOG_CUMSUM_EXP else ""
+        if self.ties is not None:
+            gates = "open" if self.in_lines else "winners"
         join = self.join("joins.join_carries", ("carries", carries), chunks, ("GATES", gates))
         launches = (
             *looks,

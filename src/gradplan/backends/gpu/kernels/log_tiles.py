@@ -242,10 +242,10 @@ def careful_log_sums(
         same = (m1 == m2) & (tl.abs(m1) == _INFINITY)
         c = tl.where(same, 1.0, ratio(m1, m2) * e1 / e2)
         c = tl.where(has_next[None, :], c, 1.0)
-        a, sums = tl.associative_scan((c, d), 1, affine, reverse=False)
+        a, sums = tl.associative_scan((c, d), 1, fading, reverse=False)
         sums += a * s[:, None]
         s = tl.where(exists, pick(sums, first), s)
-        factor = tl.where(exists, factor * pick(a, first), factor)
+        factor = tl.where(exists, times(factor, pick(a, first)), factor)
         if PHASE != "partial":
             w = tl.where(u == _INFINITY, float("nan"), ratio(u, m1) / e1)
             dx = tl.where(u == -_INFINITY, 0.0, w * sums)
