@@ -179,9 +179,7 @@ def join_span(
             sums = tl.where(arrives, sums + s[:, None], sums)
             flags = (f & 1).to(tl.float64)
         else:
-            c, sums = tl.associative_scan(
-                (own_a, own_s), 1, fading if GATES == "fades" else affine
-            )
+            c, sums = tl.associative_scan((own_a, own_s), 1, fading if GATES == "fades" else affine)
             sums = tl.where(started, sums + c * s[:, None], sums)
             flags = tl.zeros((J, K), tl.float64)
         begin = inside & (step == low)[None, :]
