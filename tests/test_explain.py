@@ -126,6 +126,17 @@ def test_reasons_are_found_for_every_kind_and_layout(kind, layout):
     assert FAMILIES[spec.category][0].select(desc).explanation(strides).others
 
 
+@pytest.mark.parametrize("kind", ["cumprod", "log_cumsum_exp"])
+def test_a_scan_that_is_run_again_tells_why(kind):
+    """Whole rows stay up to a threshold of their own; what is cut would be read once more."""
+    desc = describe(next(s for s in KINDS.values() if s.kind == kind), ElementKind.BF16,
+                    (8192, 8192), (1,))  # fmt: skip
+    strides = strides_of(desc, "contiguous", ["y"])
+    told = {other.variant: other.why for other in others(desc, strides, table_of("sm_90"))}
+    assert told["resident"].endswith("it would take 8,192 (forward_lines)")
+    assert told["split"] == f"it would read {2 * 8192 * 8192 * 2:,} bytes more"
+
+
 def test_arrays_left_out_are_told():
     chosen = plan("cumprod", (64, 512), 1)
     strides = strides_of(chosen.descriptor, "contiguous", ["y"])

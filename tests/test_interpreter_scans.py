@@ -193,6 +193,49 @@ def test_an_infinite_gradient_stays_so_along_a_chain_of_logs():
     settle(problem)
 
 
+def without_lines():
+    """The interpreter's table, with scans that are run again in tiles over threads, as where arrays
+    do not lie in runs."""
+    nowhere = (0, 0, 0, 1)
+    return replace(
+        table.table_of("interpreter"),
+        forward_lines=(("", 0, 1, 0, 1),),
+        forward_side=(("", nowhere, nowhere),),
+    )
+
+
+@pytest.mark.parametrize("lines", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis", "variant", "reverse"),
+    [
+        ((1, 128), 1, "split", True),
+        ((128, 2), 0, "split", False),
+        ((3, 128), 1, "tiled", False),
+        ((3, 128), 1, "tiled", True),
+    ],
+)
+def test_an_infinite_gradient_of_a_log_stays_so_without_y(shape, axis, variant, reverse, lines):
+    """Steps of y that are so small together only: within a small step of a tile, within the tile
+    and from tile to tile."""
+    n = shape[axis]
+    x, dy = np.zeros(n, np.float32), np.zeros(n, np.float32)
+    for place in (28, 29, 31, 64, 80, 100):
+        x[place:] += 700.0
+    dy[125] = np.inf
+    desc = cases.describe(
+        spec_of("log_cumsum_exp"), ElementKind.F32, shape, (axis,), reverse=reverse
+    )
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    along = (-1, 1) if axis == 0 else (1, -1)
+    for name, values in {"x": x, "dy": dy}.items():
+        values = values[:: -1 if reverse else 1].reshape(along)
+        problem.poke(name, ..., np.broadcast_to(values, shape))
+    chosen = table.table_of("interpreter") if lines else without_lines()
+    with table.using("interpreter", chosen):
+        assert bound(problem).sku.variant == f"{variant}_recomputed"
+        settle(problem)
+
+
 LEAPS = {
     "within a part": {600: 1000},
     "between parts": {512: 1000},

@@ -104,10 +104,13 @@ Choice = Shapes | Callable[[str, bool], Shapes]
 """The same, or what tells them for a kind, and for halves or the others."""
 
 
-def _on_shapes(kind: str, shapes: Choice, half: bool) -> tuple[Probe, ...]:
+def _on_shapes(
+    kind: str, shapes: Choice, half: bool, without: tuple[str, ...] = ()
+) -> tuple[Probe, ...]:
     element = "bf16" if half else "f32"
     some = shapes(kind, half) if callable(shapes) else shapes
-    return tuple(probe for shape, axis in some for probe in _probes(kind, shape, axis, element))
+    asked = (_probes(kind, shape, axis, element, without) for shape, axis in some)
+    return tuple(probe for probes in asked for probe in probes)
 
 
 def _cluster_rows(kind: str, half: bool) -> Shapes:
@@ -139,7 +142,14 @@ def _label(name: str, kind: str, half: bool) -> str:
     return f"{name} {kind or 'others'} {'halves' if half else 'f32'}"
 
 
-def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = True) -> Ask:
+def _by_kind(
+    other: str,
+    shapes: Choice,
+    least: int,
+    most: int,
+    smaller: bool = True,
+    without: tuple[str, ...] = (),
+) -> Ask:
     """A field with two sizes for each kind, for halves and for the others; `other` stands for the
     kinds without a line of their own. A first size is so many to so many times the second. Where
     parts are too many for a cluster, larger ones are tried: there nothing `smaller` tells."""
@@ -163,13 +173,15 @@ def _by_kind(other: str, shapes: Choice, least: int, most: int, smaller: bool = 
                         entry = (kind, *sizes[:first], one, two, *sizes[first + 2 :])
                         tables[f"{one}/{two}"] = _with_entry(table, name, k, entry)
                 label = _label(name, kind, half)
-                probes = _on_shapes(shown, shapes, half)
+                probes = _on_shapes(shown, shapes, half, without)
                 yield Question(label, f"{now[0]}/{now[1]}", tables, probes)
 
     return ask
 
 
-def _by_side(shapes: Choice, short: bool = False) -> Ask:
+def _by_side(
+    shapes: Choice, short: bool = False, other: str = "cummax", without: tuple[str, ...] = ()
+) -> Ask:
     """A field with tiles of rows side by side for each kind: narrower and wider ones, of as many
     elements, and more and fewer threads for the same. Rows that are `short` take smaller and larger
     tiles instead, and shorter and longer lines."""
@@ -193,7 +205,7 @@ def _by_side(shapes: Choice, short: bool = False) -> Ask:
                     pair = (one, tiles[1]) if half else (tiles[0], one)
                     made = _with_entry(table, name, k, (kind, *pair))
                     tables["x".join(map(str, one))] = made
-                probes = _on_shapes(kind or "cummax", shapes, half)
+                probes = _on_shapes(kind or other, shapes, half, without)
                 label = _label(name, kind, half)
                 yield Question(label, "x".join(map(str, now)), tables, probes)
 
@@ -381,6 +393,8 @@ FIELDS: dict[str, Ask | str] = {
     "side_window": _on(_TALL_SCANS),
     "lines": _by_kind("cummax", _in_lines, 32, 1024),
     "short_lines": _by_kind("cummax", [((1 << 20, 64), 1)], 32, 1024),
+    "forward_lines": _by_kind("log_cumsum_exp", _in_lines, 32, 1024, without=_NO_Y),
+    "forward_side": _by_side([((8192, 8192), 0)], other="log_cumsum_exp", without=_NO_Y),
     "thread_words": _on(
         _probes("softmax", (8192, 8192)),
         _probes("var", (8192, 8192)),
@@ -413,19 +427,32 @@ FIELDS: dict[str, Ask | str] = {
 
 
 _WALKED = ("walked_", "held_scans", "alone")
+_FORWARD = "forward_"
+_NEVER: Lines = (("", 0, 1, 0, 1),)
 
 
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:
     """What there is to be measured of these fields, or of all."""
-    # Tiles in registers stand aside for parts in shared memory, but where addresses are not
-    # aligned, and elements are f64, and for rows that one takes alone: they are measured by
-    # themselves.
-    never: Lines = (("", 0, 1, 0, 1),)
-    apart = replace(table, walked_rows=never, walked_columns=never, held_scans=never)
-    apart = replace(apart, alone=never, alone_rows=())
     for name, ask in FIELDS.items():
         if not isinstance(ask, str) and (names is None or name in names):
-            yield from ask(name, table if name.startswith(_WALKED) else apart)
+            yield from ask(name, apart(table, name))
+
+
+def apart(table: Table, name: str) -> Table:
+    """The table in which a field is measured.
+
+    Tiles in registers stand aside for parts in shared memory, but where addresses are not aligned,
+    and elements are f64, and for rows that one takes alone; those whose elements lie over threads
+    for lines, but where arrays do not lie in runs: they are measured by themselves.
+    """
+    if name.startswith(_WALKED):
+        return table
+    table = replace(table, walked_rows=_NEVER, walked_columns=_NEVER, held_scans=_NEVER)
+    table = replace(table, alone=_NEVER, alone_rows=())
+    if name.startswith(_FORWARD):
+        return table
+    nowhere = (0, 0, 0, 1)
+    return replace(table, forward_lines=_NEVER, forward_side=(("", nowhere, nowhere),))
 
 
 def steps_of(probe: Probe, arch: str, table: Table) -> tuple[Step, ...]:

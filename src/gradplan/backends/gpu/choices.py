@@ -94,6 +94,12 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
         now = max(tile, table.lines_of(desc.op, desc.element, 1)[0])
         values = ((k * tile, replace(table, lines=_longer(table.lines, k))) for k in _powers())
         yield "lines", "the longest row that lies in one run and stays in registers", now, values
+        now, _ = table.part_of("forward_lines", desc.op, desc.element)
+        values = (
+            (k * now, replace(table, forward_lines=_longer(table.forward_lines, k)))
+            for k in _powers()
+        )
+        yield "forward_lines", "the longest such row whose y is not given", now, values
     elif other == "chained":
         now = table.chained_from
         lower = ((now // k, _with(table, "chained_from", now // k)) for k in _powers() if now // k)
@@ -185,7 +191,9 @@ def _cost(desc: Any, strides: Strides, table: Table, chosen: Program, other: str
 def _only(table: Table, other: str) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
+    forward = tuple((kind, 2, b, 2, d) for kind, _, b, _, d in table.forward_lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
+    barred = replace(barred, forward_lines=forward)
     barred = replace(barred, alone_rows=(), short_lines=())
     never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER, walked_from=())
     if other == "held":

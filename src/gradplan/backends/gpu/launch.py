@@ -137,7 +137,7 @@ def current_device() -> int:
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows",
     "stretches", "log_tiles", "recurrence", "joins",
-    "line_memory", "line_scans", "lines", "chains", "winners", "segments", "moves",
+    "line_memory", "line_scans", "forwards", "lines", "chains", "winners", "segments", "moves",
     "hearing", "held_memory", "held_states", "held_products", "held",
     "walk_memory", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone", "learned",
 )  # fmt: skip

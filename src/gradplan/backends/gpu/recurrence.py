@@ -47,9 +47,13 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     columns = table.scan_chunk
     if desc.kind is not ScanKind.CUMSUM:  # which may be recomputed
         columns = min(columns, table.scan_column_few // small)
+        _, m, v, _ = table.side_of("forward_side", desc.kind, desc.element)
+        columns = min(columns, max(2, m // 2) * v or columns)
+    forward, _ = table.part_of("forward_lines", desc.kind, desc.element)
     for used, limit, step in (
         (True, table.scan_resident // 2, table.scan_step // 2),
         (True, tile // 2, tile // 2),
+        (forward > 0, forward // 2, forward // 2),
         *((True, tile, tile) for tile in chained if tile),
         (rows > 1, table.scan_columns // small, min(columns, table.side_chunk // 2)),
     ):

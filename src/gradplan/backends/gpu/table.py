@@ -165,6 +165,10 @@ class Table:
     """... so many of which hand on their carries together."""
     short_lines: Lines
     """The same for kinds of which rows that fit into such a tile take another."""
+    forward_lines: Lines
+    """The same where y is not given and the scan is run again from x (0: never in lines) ..."""
+    forward_side: tuple[tuple[str, Side, Side], ...]
+    """... and of rows side by side (no rows: never)."""
     thread_words: int
     """Elements a thread keeps of a tile of rows; twice as many halves, but for the longest rows."""
     learned_bytes: int
@@ -431,6 +435,8 @@ _SM_90 = Table(
         ("", 1024, 8, 1024, 16),
     ),
     short_lines=(("cumsum", 4096, 32, 4096, 32), ("log_cumsum_exp", 512, 16, 256, 8)),
+    forward_lines=(("", 1024, 32, 1024, 16),),
+    forward_side=(("", (32, 8, 8, 4), (32, 8, 8, 4)),),
     thread_words=32,
     learned_bytes=8192,
     learned_thread=64,
@@ -554,6 +560,8 @@ _INTERPRETER = Table(
     side_window=2,
     lines=(("", 32, 1, 32, 1),),
     short_lines=(("log_cumsum_exp", 16, 1, 16, 1),),
+    forward_lines=(("", 32, 1, 32, 1),),
+    forward_side=(("", (8, 2, 2, 1), (4, 4, 2, 1)),),
     thread_words=32,
     learned_bytes=256,
     learned_thread=16,

@@ -7,6 +7,7 @@ that a thread takes alone. Other tiles (`kernels.recurrence`) have their element
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...descriptors import ScanBackwardDescriptor
@@ -109,7 +110,7 @@ class _Tiled:
             *zip(("DY", "X", "Y", "OUT"), self.modes, strict=True),
         ]
         tile = None
-        if self.in_runs and not self.recomputes:
+        if self.in_runs and not (self.recomputes and self.ties):
             tile = self.side_lines() if self.columns else self.lines()
         self.in_lines = tile is not None
         self.tile = tile or self.plain()
@@ -161,25 +162,37 @@ class _Tiled:
     def plain_warps(self, words: int) -> int:
         return max(1, min(16, down(words // (32 * self.table.scan_words))))
 
-    def lines(self) -> _Tile:
-        """A tile of lines one after the other."""
+    def lines(self) -> _Tile | None:
+        """A tile of lines one after the other, if the table has one."""
         v = max(1, 16 // self.item)
         size, each = self.table.lines_of(self.kind, self.desc.element, self.length)
+        place = "lines"
+        if self.recomputes:
+            place = "forward_lines"
+            size, each = self.table.part_of(place, self.kind, self.desc.element)
+            if not size:
+                return None
         if self.wide and self.size == 1:  # computed in f64
             size, each = size // 2, min(each, 8)
         resident = self.length <= size
         c = max(2 * v, min(self.length, size))
         r = min(up(self.beside), max(1, size // c)) if resident else 1
+        if self.recomputes and not self.every(r, c):
+            each = max(1, each // 2)  # what is masked takes registers
         ahead = self.table.number_of(self.table.ahead, "lines", self.kind, self.desc.element)
-        return _Tile(r, c, v, max(1, size // (32 * each)), resident, ahead=ahead)
+        return _Tile(r, c, v, max(1, size // (32 * each)), resident, place, ahead)
 
     def side_lines(self) -> _Tile | None:
         """The same of rows side by side, if they are long enough for two lines."""
         table, element = self.table, self.desc.element
         resident = self.length <= table.scan_columns // self.size
-        if resident and self.length < 2 * table.side_of("short_side", self.kind, element)[2]:
+        places = ("short_side",) if resident else ("side", "narrow_side")
+        if self.recomputes:
+            places = ("forward_side",)
+        least = 2 * table.side_of(places[0], self.kind, element)[2]
+        if (resident and self.length < least) or not least:
             return None
-        for place in ("short_side",) if resident else ("side", "narrow_side"):
+        for place in places:
             side, m, v, most = table.side_of(place, self.kind, element)
             r = max(1, side // (2 if self.wide and self.item > 2 else 1))
             if resident:  # a tile of as many elements
@@ -210,7 +223,7 @@ class _Tiled:
             rows = f"{tile.r} whole row{'s' if tile.r > 1 else ''}"
             why = f"a program keeps {rows} in registers: one read"
             return self.program([self.step("resident", 1)], "resident", why)
-        if self.in_lines and not self.columns:
+        if self.in_lines and not self.columns and not self.recomputes:
             cut = cut_of(self.kind, self.desc.element, self.n, self.tiles, table)
             if cut is not None:
                 return None if self.marks and self.given_y else self.chained(cut)
@@ -301,7 +314,7 @@ class _Tiled:
     ) -> Step:
         """A launch of the kernel that goes through tiles, `steps` of them a program."""
         if self.in_lines:
-            return self.lines_step(phase, steps, carries, lead, joins)
+            return self.lines_step(phase, steps, carries, states, lead, joins)
         tile = self.tile
         return Step(
             kernel="recurrence.scan_tile",
@@ -329,7 +342,13 @@ class _Tiled:
         )
 
     def lines_step(
-        self, phase: str, steps: int, carries: Pointer | None, lead: int, joins: int
+        self,
+        phase: str,
+        steps: int,
+        carries: Pointer | None,
+        states: Pointer | None,
+        lead: int,
+        joins: int,
     ) -> Step:
         """The same of tiles in lines."""
         tile, table = self.tile, self.table
@@ -339,6 +358,7 @@ class _Tiled:
             arguments=(
                 *self.pointers,
                 ("carries", carries),
+                ("states", states),
                 ("counters", Pointer(COUNTERS, "i32") if lead else None),
                 *self.arguments,
                 ("steps", Int(steps, "i32")),
@@ -355,6 +375,7 @@ class _Tiled:
                 ("M", tile.c // tile.v),
                 ("V", tile.v),
                 ("K", joins if lead else 1),
+                ("W", tile.warps),
                 ("AHEAD", tile.ahead if phase == "whole" else 0),
                 ("PAIRS", self.pairs),
                 ("FULL", self.full),
@@ -380,7 +401,7 @@ class _Tiled:
         # Two reads in one program need more, of rows side by side.
         usual = phase in ("whole", "resident") or not self.columns
         if usual and self.full and not self.wide:
-            whole = tile.resident and not self.columns
+            whole = tile.resident and tile.place == "lines"
             place = "resident_lines" if whole else tile.place
             found = table.number_of(table.registers, place, kind, self.desc.element)
             if found:
@@ -388,6 +409,7 @@ class _Tiled:
         # Lest the assembler spill a few registers where it has more.
         log_side = self.columns and kind is ScanKind.LOG_CUMSUM_EXP
         tight = table.roomy or tile.resident or kind is ScanKind.CUMSUM or log_side
+        tight = tight or self.recomputes
         return all_registers(tile.warps) if tight or not self.full else 0
 
     def chained(self, cut: Any) -> Program:
@@ -421,16 +443,21 @@ class _Tiled:
         chunks = self.chunks()
         slots = tiles * chunks.number * tile.r
         carries = Pointer(WORKSPACE, "fp64", self.base)
-        filled = self.recomputes and tiles >= table.fill  # then there are no carries
+        # Then there are no carries.
+        filled = self.recomputes and tiles >= (table.scan_fill if self.in_lines else table.fill)
         states, looks = None, []
         if self.recomputes:
             states = Pointer(WORKSPACE, "fp64", 0 if filled else 16 * slots)
             looks = self.look_at_x(states, chunks)
         if filled:
             why = f"rows enough to fill the machine, each in tiles of {tile.c}, after a look at x"
+            if self.in_lines:  # which is then in the cache
+                looks = []
             launch = self.step("whole", self.along, None, states)
             return self.program([*looks, launch], "tiled", why, 16 * slots)
-        gates = "" if self.ties is None else "open" if self.in_lines else "winners"
+        gates = "fades" if self.kind is ScanKind.LOG_CUMSUM_EXP else ""
+        if self.ties is not None:
+            gates = "open" if self.in_lines else "winners"
         join = self.join("joins.join_carries", ("carries", carries), chunks, ("GATES", gates))
         launches = (
             *looks,
@@ -441,7 +468,7 @@ class _Tiled:
         pieces = f"rows are cut into {chunks.number} chunks"
         room = 8 * slots * (2 + (2 if self.recomputes else 0))
         lagged = self.in_lines and table.scan_lag and self.kind in table.lagged_scans
-        if not lagged or 2 * tiles * chunks.number >= TURNS:
+        if self.recomputes or not lagged or 2 * tiles * chunks.number >= TURNS:
             why = f"{pieces} that meet through carries"
             return self.program(launches, "split", why, room, again=2)
         # What is read before it is read again is to stay in the cache.
@@ -463,16 +490,17 @@ class _Tiled:
         """How rows are cut where they do not fill the machine, or are recomputed."""
         table, tile = self.table, self.tile
         steps = 1
-        if self.in_lines:
+        windowed = self.in_lines and not self.recomputes
+        if windowed:
             steps = max(table.side_chunk // tile.c, 1)
         elif not self.recomputes:
             # Carries are to be few beside the elements.
             few = self.along * self.tiles // (8 * table.fill)
             steps = max(table.scan_chunk // tile.c, few, 1)
         number = -(-self.along // steps)
-        lanes = tile.r if self.in_lines else min(tile.r, table.join_lanes)
+        lanes = tile.r if windowed else min(tile.r, table.join_lanes)
         # The same in one launch has windows, which are whole numbers of them.
-        most = table.side_window if self.in_lines else up(number)
+        most = table.side_window if windowed else up(number)
         return _Chunks(steps, number, lanes, min(max(2, table.join // lanes), most))
 
     def join(
@@ -496,7 +524,7 @@ class _Tiled:
                 ("J", chunks.lanes),
                 ("K", chunks.joins),
             ),
-            warps=tile.warps if self.in_lines else warps,
+            warps=tile.warps if self.in_lines and not self.recomputes else warps,
         )
 
     def look_at_x(self, states: Pointer, chunks: _Chunks) -> list[Step]:
@@ -525,5 +553,16 @@ class _Tiled:
             alignment=self.alignment,
             aligned=tuple(name for name in self.aligned if name in x_alone),
         )
+        if self.in_lines:
+            kept = [pair for pair in look.constants if pair[0] not in ("X", "C", "FULL")]
+            look = replace(
+                look,
+                kernel="forwards.line_states",
+                constants=(
+                    *kept,
+                    *(("FLIP", self.flip), ("SIDE", self.columns)),
+                    *(("M", tile.c // tile.v), ("V", tile.v), ("FULL", self.full)),
+                ),
+            )
         own = ("KIND", self.kind.value)
         return [look, self.join("joins.join_states", ("states", states), chunks, own)]

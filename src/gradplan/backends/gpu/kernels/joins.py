@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .arithmetic import exp_of_difference, multiply
-from .stretches import affine, extremum, gated, larger, log_add, opened, pick
+from .stretches import affine, extremum, fading, gated, larger, log_add, opened, pick
 from .tiles import fetch
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -148,7 +148,8 @@ def join_span(
     leaves the last of them comes back. What other programs stored a moment ago is not taken from
     the first cache.
 
-    GATES says what tiles do: "" a factor, "open" a gate, "winners" the two bits of `gated`.
+    GATES says what tiles do: "" a factor, "fades" one of `fading`, "open" a gate, "winners" the two
+    bits of `gated`.
     """
     tile = tile.to(tl.int64)
     end = first + count
@@ -178,7 +179,7 @@ def join_span(
             sums = tl.where(arrives, sums + s[:, None], sums)
             flags = (f & 1).to(tl.float64)
         else:
-            c, sums = tl.associative_scan((own_a, own_s), 1, affine)
+            c, sums = tl.associative_scan((own_a, own_s), 1, fading if GATES == "fades" else affine)
             sums = tl.where(started, sums + c * s[:, None], sums)
             flags = tl.zeros((J, K), tl.float64)
         begin = inside & (step == low)[None, :]

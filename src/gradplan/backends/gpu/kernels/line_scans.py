@@ -250,6 +250,8 @@ def mode_of(kind):
 @triton.constexpr_function
 def gates_of(kind):
     """How carries of a kind are joined: see `join_span`."""
+    if kind == "log_cumsum_exp":
+        return "fades"
     return "open" if mode_of(kind) == "gate" else ""
 
 

@@ -9,7 +9,8 @@ neighbour's x or y is the next register, or at the end of a line one more load.
 import triton
 import triton.language as tl
 
-from .arithmetic import exp_of_difference
+from .arithmetic import exp_of_difference, reciprocal_f64
+from .forwards import log_sums, look_ahead, over, products_before, sum_at, within_or
 from .joins import join_span
 from .line_memory import (
     bit_of,
@@ -47,12 +48,13 @@ from .line_scans import (
     tiled,
     within,
 )
-from .log_tiles import careful_logs
+from .log_tiles import careful_log_sums, careful_logs
 from .stretches import affine
 from .tiles import tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
 _INFINITY = tl.constexpr(float("inf"))
+_RANGE = tl.constexpr(40.0)
 
 
 @triton.jit
@@ -62,6 +64,7 @@ def scan_lines(
     y,
     out,
     carries,
+    states,
     counters,
     row_dims,
     row_dy,
@@ -90,17 +93,20 @@ def scan_lines(
     M: tl.constexpr,
     V: tl.constexpr,
     K: tl.constexpr,
+    W: tl.constexpr,
     PAIRS: tl.constexpr,
     AHEAD: tl.constexpr,
     FULL: tl.constexpr,
 ):
-    """`steps` tiles of M lines a row, R rows a program; the phases are those of `scan_tile`.
+    """`steps` tiles of M lines a row, R rows a program of W warps; the phases are those of
+    `scan_tile`.
 
     PHASE "lagged": every chunk is read twice, by two programs of one launch, the second so shortly
     after the first that it finds the chunk in the cache. In between the last of `window` chunks
     joins their carries, and hands on what leaves them in `links`, behind the carries.
 
-    Y is "b" where y holds the words of `winners`.
+    Y is "b" where y holds the words of `winners`; "n" where the scan is run again from x: `states`
+    is that of `scan_tile`, which "whole" fills itself.
 
     PAIRS: halves of cummax and cummin, which are compared two at a time.
     """
@@ -120,17 +126,17 @@ def scan_lines(
         total = count.to(tl.int64) * R
         if second:
             lines_chunk(
-                dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
+                dy, x, y, out, carries, states, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
-                KIND, TIES, ELEMENT, X, Y, "second", FLIP, WIDE, SIDE, R, M, V, PAIRS,
+                KIND, TIES, ELEMENT, X, Y, "second", FLIP, WIDE, SIDE, R, M, V, W, PAIRS,
                 0, FULL,
             )  # fmt: skip
             leave(counter, members + (number + 1 < windows).to(tl.int32))
         else:
             lines_chunk(
-                dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
+                dy, x, y, out, carries, states, counter, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
-                KIND, TIES, ELEMENT, X, Y, "partial", FLIP, WIDE, SIDE, R, M, V, PAIRS,
+                KIND, TIES, ELEMENT, X, Y, "partial", FLIP, WIDE, SIDE, R, M, V, W, PAIRS,
                 0, FULL,
             )  # fmt: skip
             if arrive(counter, members):
@@ -155,22 +161,22 @@ def scan_lines(
             # The last chunks that were read are the first to be mapped.
             pid = tl.num_programs(0) - 1 - pid
         lines_chunk(
-            dy, x, y, out, carries, counters, row_dims, row_dy, row_x, row_y, row_out,
+            dy, x, y, out, carries, states, counters, row_dims, row_dy, row_x, row_y, row_out,
             axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, pid // chunks, pid % chunks,
             chunks, tl.num_programs(0).to(tl.int64) * R,
-            KIND, TIES, ELEMENT, X, Y, PHASE, FLIP, WIDE, SIDE, R, M, V, PAIRS, AHEAD,
-            FULL,
+            KIND, TIES, ELEMENT, X, Y, PHASE, FLIP, WIDE, SIDE, R, M, V, W, PAIRS,
+            AHEAD, FULL,
         )  # fmt: skip
 
 
 @triton.jit
 def lines_chunk(
-    dy, x, y, out, carries, counter, row_dims, row_dy, row_x, row_y, row_out,
+    dy, x, y, out, carries, states, counter, row_dims, row_dy, row_x, row_y, row_out,
     axis_dims, axis_dy, axis_x, axis_y, axis_out, n, steps, tile, chunk, chunks, total,
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, X: tl.constexpr,
     Y: tl.constexpr, PHASE: tl.constexpr, FLIP: tl.constexpr, WIDE: tl.constexpr,
-    SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr, V: tl.constexpr, PAIRS: tl.constexpr,
-    AHEAD: tl.constexpr, FULL: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, M: tl.constexpr, V: tl.constexpr, W: tl.constexpr,
+    PAIRS: tl.constexpr, AHEAD: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """A chunk of a tile of rows, from its far end; "second" is the second read of "lagged"."""
     C: tl.constexpr = M * V
@@ -205,9 +211,16 @@ def lines_chunk(
         y_base = row_base(outer, rows, row_dims, row_y, SIDE)
     lane = tl.arange(0, R)
     lane_mask = first + lane < row_dims[0]
+    RECOMPUTED: tl.constexpr = KIND != "cumsum" and Y == "n"
     if KIND == "log_cumsum_exp":
-        y_lane = row_base(outer, first + lane, row_dims, row_y, SIDE)
+        if RECOMPUTED:
+            x_lane = row_base(outer, first + lane, row_dims, row_x, SIDE)
+        else:
+            y_lane = row_base(outer, first + lane, row_dims, row_y, SIDE)
     slot = (tile * chunks + chunk) * R + lane
+    if RECOMPUTED and PHASE != "resident":
+        states_total = total // chunks * tiles_along
+        row_slot = tile * tiles_along * R + lane
     carry = tl.zeros((R,), tl.float64)
     factor = tl.full((R,), 1.0, tl.float64)
     # A carry of log-cumsum-exp is in terms of the y that it comes from (bare), between tiles of
@@ -224,6 +237,11 @@ def lines_chunk(
     else:
         block = M - 1 - number
     nearest = spread(tl.arange(0, M) == M - 1, not SIDE)
+    if RECOMPUTED and PHASE == "whole":
+        look_ahead(
+            x, states, x_base, axis_x, block, row_mask, n, row_slot, states_total, count,
+            KIND, ELEMENT, FLIP, SIDE, R, M, V, FULL,
+        )  # fmt: skip
     # Rows that are only summed up: a tile is in registers before its turn.
     KEPT: tl.constexpr = AHEAD > 0 and not SIDE
     if KEPT:
@@ -272,43 +290,83 @@ def lines_chunk(
             )  # fmt: skip
         if KIND == "log_cumsum_exp":
             u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
-            v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
             near_end = begin if UP else last
             far_end = last if UP else begin
             past = last + 1 if UP else begin - 1
-            # y never falls, and a NaN stays: its ends tell all.
-            low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
-            high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
-            ref, _ = even(tl.where(row_mask, (high + low) * 0.5, 0.0), tl.zeros_like(low))
-            usual = near_enough(low, high, ref)
-            g = ()
-            for j in tl.static_range(0, V):
-                term = d[j] * exp_of_difference(ref, v[j], ELEMENT, POWER)
-                if not FULL:
-                    term = tl.where(start + j < n, term, 0.0)
-                g = g + (term,)
-            d = g
-            # The same once a row, and what has arrived there in its terms.
-            low = edge_of(y, y_lane, axis_y, near_end + lane * 0, lane_mask, n, TYPE, SIDE)
-            high = edge_of(y, y_lane, axis_y, far_end + lane * 0, lane_mask, n, TYPE, SIDE)
-            ref_row, e_row = even(tl.where(lane_mask, (high + low) * 0.5, 0.0), tl.zeros_like(low))
-            ref_row, e_row = ref_row.to(tl.float64), e_row.to(tl.float64)
-            y_past = tl.zeros((R,), tl.float64)
-            onward = y_past
-            if PHASE != "resident":
-                y_past = edge_of(y, y_lane, axis_y, past + lane * 0, lane_mask, n, TYPE, SIDE)
-                y_past = y_past.to(tl.float64)
-                if bare == 1:
-                    onward = tl.exp(ref_row - y_past) * UPWARDS
-                else:
-                    onward = exp_between(ref_row, e_row, prior, prior_e)
+            if RECOMPUTED:
+                x_first = edge_of(x, x_lane, axis_x, near_end + lane * 0, lane_mask, n, TYPE, SIDE)
+                m0 = tl.full((R,), -_INFINITY, tl.float64)
+                e0 = tl.zeros((R,), tl.float64)
+                if PHASE != "resident":
+                    here = row_slot + part.to(tl.int64) * R
+                    m0 = tl.load(states + here, cache_modifier=".cg")
+                    e0 = tl.load(states + states_total + here, cache_modifier=".cg")
+                e, sums, usual, ref_row, e_row = log_sums(
+                    u, start, n, m0, e0, x_first, lane_mask, ELEMENT, UP, SIDE, R, M, V, FULL
+                )
+                g = ()
+                for j in tl.static_range(0, V):
+                    g = g + (within_or(over(d[j], sums[j], ELEMENT), start, n, j, 0.0, FULL),)
+                d = g
+                onward = tl.zeros((R,), tl.float64)
+                if PHASE != "resident":
+                    beyond = here - R if FLIP else here + R
+                    behind_it = lane_mask & (past >= 0) & (past < n)
+                    if bare == 1:
+                        x_past = edge_of(
+                            x, x_lane, axis_x, past + lane * 0, lane_mask, n, TYPE, SIDE
+                        )
+                        if PHASE == "partial":  # what is infinite is not to meet a factor of 0
+                            usual = usual & ~(x_past.to(tl.float64) - ref_row > _RANGE)
+                        onward = sum_at(
+                            states, beyond, behind_it, states_total, x_past, ref_row, ELEMENT
+                        )
+                        onward = tl.where(behind_it, reciprocal_f64(onward), 0.0)
+                    else:
+                        onward = exp_between(ref_row, e_row, prior, prior_e)
+            else:
+                v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+                # y never falls, and a NaN stays: its ends tell all.
+                low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
+                high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
+                ref, _ = even(tl.where(row_mask, (high + low) * 0.5, 0.0), tl.zeros_like(low))
+                usual = near_enough(low, high, ref)
+                g = ()
+                for j in tl.static_range(0, V):
+                    term = d[j] * exp_of_difference(ref, v[j], ELEMENT, POWER)
+                    if not FULL:
+                        term = tl.where(start + j < n, term, 0.0)
+                    g = g + (term,)
+                d = g
+                # The same once a row, and what has arrived there in its terms.
+                low = edge_of(y, y_lane, axis_y, near_end + lane * 0, lane_mask, n, TYPE, SIDE)
+                high = edge_of(y, y_lane, axis_y, far_end + lane * 0, lane_mask, n, TYPE, SIDE)
+                middle = tl.where(lane_mask, (high + low) * 0.5, 0.0)
+                ref_row, e_row = even(middle, tl.zeros_like(low))
+                ref_row, e_row = ref_row.to(tl.float64), e_row.to(tl.float64)
+                y_past = tl.zeros((R,), tl.float64)
+                onward = y_past
+                if PHASE != "resident":
+                    y_past = edge_of(y, y_lane, axis_y, past + lane * 0, lane_mask, n, TYPE, SIDE)
+                    y_past = y_past.to(tl.float64)
+                    if bare == 1:
+                        onward = tl.exp(ref_row - y_past) * UPWARDS
+                    else:
+                        onward = exp_between(ref_row, e_row, prior, prior_e)
         # c of each place, in memory order: what S of the next place is multiplied by, or gated.
         c = d
         if MODE == "affine":
             u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
             edge = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
             c = shifted(u, edge, UP, V)
-            if PHASE != "partial":
+            if PHASE != "partial" and RECOMPUTED:
+                product = tl.full((R,), 1.0, tl.float64)
+                if PHASE != "resident":
+                    product = tl.load(
+                        states + row_slot + part.to(tl.int64) * R, cache_modifier=".cg"
+                    )
+                w = products_before(u, start, n, product, UP, SIDE, R, M, V, FULL)
+            elif PHASE != "partial":
                 w = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
                 edge = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 w = shifted(w, edge, FLIP, V)
@@ -394,14 +452,17 @@ def lines_chunk(
                 S = through(MODE, s[j], a[j], behind)
                 if KIND == "cumprod":
                     weight = w[j]
-                    if not FULL or j == NEAR:
+                    if not RECOMPUTED and (not FULL or j == NEAR):
                         previous = start + j - 1 if UP else start + j + 1
                         weight = tl.where((previous >= 0) & (previous < n), weight, 1.0)
                     S = weight * S
                 elif KIND == "log_cumsum_exp":
                     # An S that overflows on the way shows here; where u is −∞ the weight is 0.
                     largest = tl.maximum(largest, tl.abs(S))
-                    S = exp_of_difference(u[j], ref, ELEMENT, -POWER) * S
+                    if RECOMPUTED:
+                        S = e[j] * S
+                    else:
+                        S = exp_of_difference(u[j], ref, ELEMENT, -POWER) * S
                 elif MODE == "gate":
                     if not FULL or j == NEAR:
                         begins = start + j == 0 if UP else start + j == n - 1
@@ -414,9 +475,15 @@ def lines_chunk(
             finite = tl.abs(total_s.to(TYPE)) < _INFINITY
             if PHASE != "resident":  # nor may what arrives overflow
                 finite = finite & (~carried | (tl.abs(arriving.to(TYPE)) < _INFINITY))
-            if PHASE != "partial":
-                usual = usual & (largest < _INFINITY)
-            good = tl.min(tl.where(row_mask & ~usual, 0, 1), 0)
+            good = 1
+            if RECOMPUTED:
+                finite = finite & (usual | ~lane_mask)
+                if PHASE != "partial":
+                    good = tl.min(tl.where(row_mask & (largest == _INFINITY), 0, 1), 0)
+            else:
+                if PHASE != "partial":
+                    usual = usual & (largest < _INFINITY)
+                good = tl.min(tl.where(row_mask & ~usual, 0, 1), 0)
             ok = good * tl.min(tl.where(finite, 1, 0), 0)
             if ok == 1:
                 if PHASE != "partial":
@@ -424,6 +491,10 @@ def lines_chunk(
                         out, out_base, axis_out, start, row_mask, n, results,
                         SIDE, L, V, FULL, SPENT,
                     )  # fmt: skip
+                elif RECOMPUTED:  # a chunk is one tile
+                    own = sum_at(states, here, lane_mask, states_total, x_first, ref_row, ELEMENT)
+                    factor = own * onward
+                    total_s = total_s * own
                 else:
                     factor = factor * tl.exp(low.to(tl.float64) - y_past)
                 carry = total_s
@@ -434,17 +505,35 @@ def lines_chunk(
                 s_in = tl.zeros((R,), tl.float64)
                 if PHASE != "resident":
                     if bare == 0:
-                        carry = carry * tl.exp(y_past - prior) * DOWNWARDS
+                        if RECOMPUTED:
+                            x_past = edge_of(
+                                x, x_lane, axis_x, past + lane * 0, lane_mask, n, TYPE, SIDE
+                            )
+                            carry = carry * sum_at(
+                                states, beyond, behind_it, states_total, x_past, prior, ELEMENT
+                            )
+                        else:
+                            carry = carry * tl.exp(y_past - prior) * DOWNWARDS
                     s_in = tl.where(carried, carry, 0.0)
                 HOW: tl.constexpr = "c" if SIDE else "t"
-                new_a, carry = careful_logs(
-                    (dy, x, y, out),
-                    (row_dims, row_dy, axis_dims, axis_dy),
-                    (row_dims, row_x, axis_dims, axis_x),
-                    (row_dims, row_y, axis_dims, axis_y),
-                    (row_dims, row_out, axis_dims, axis_out),
-                    at, n, s_in, HOW, HOW, HOW, HOW, PHASE, FLIP, R, C,
-                )  # fmt: skip
+                if RECOMPUTED:
+                    new_a, carry = careful_log_sums(
+                        (dy, x, y, out),
+                        (row_dims, row_dy, axis_dims, axis_dy),
+                        (row_dims, row_x, axis_dims, axis_x),
+                        (row_dims, row_out, axis_dims, axis_out),
+                        at, n, s_in, m0, e0, HOW, HOW, HOW, PHASE, FLIP, R, C,
+                        256 if SIDE else 32 * W,
+                    )  # fmt: skip
+                else:
+                    new_a, carry = careful_logs(
+                        (dy, x, y, out),
+                        (row_dims, row_dy, axis_dims, axis_dy),
+                        (row_dims, row_x, axis_dims, axis_x),
+                        (row_dims, row_y, axis_dims, axis_y),
+                        (row_dims, row_out, axis_dims, axis_out),
+                        at, n, s_in, HOW, HOW, HOW, HOW, PHASE, FLIP, R, C,
+                    )  # fmt: skip
                 factor = factor * new_a
                 bare = bare * 0 + 1
             prior, prior_e = ref_row, e_row
@@ -456,7 +545,7 @@ def lines_chunk(
             carry = total_s
             factor = factor * total_a
     if PHASE == "partial":
-        if KIND == "log_cumsum_exp":
+        if KIND == "log_cumsum_exp" and not RECOMPUTED:
             if bare == 0:
                 first_place = begin_part * C if UP else tl.minimum((begin_part + count) * C, n) - 1
                 low = edge_of(y, y_lane, axis_y, first_place + lane * 0, lane_mask, n, TYPE, SIDE)

@@ -193,37 +193,47 @@ def careful_logs(
 def careful_log_sums(
     arrays, dy_steps, x_steps, out_steps, at, n, arriving, m0, e0,
     DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr,
-    FLIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+    FLIP: tl.constexpr, R: tl.constexpr, C: tl.constexpr, SMALL: tl.constexpr = 256,
 ):  # fmt: skip
-    """The same where no y was given, but the state (m0, e0) before the tile; the places before each
-    step are summed anew."""
+    """The same where no y was given, but the state (m0, e0) before the tile. SMALL: so many
+    elements a small step, of all rows."""
     dy, x, _y, out = arrays
-    H: tl.constexpr = few(R, C)
+    H: tl.constexpr = few(R, C, SMALL)
     COUNT: tl.constexpr = C // H
     begin = tl.min(at[2], 0)
     factor = tl.full((R,), 1.0, tl.float64)
     s = arriving
     lowest = tl.full((R, H), -_INFINITY, tl.float64)
     none = tl.zeros((R, H), tl.float64)
-    for step in range(0, COUNT):
-        m, e = m0, e0
-        for nearer in range(0, COUNT - 1 - step):
-            low = begin + C - H - nearer * H if FLIP else begin + nearer * H
-            index = low + tl.arange(0, H)
-            mask = index < n
-            here = (at[0], at[1], index, at[3], mask)
-            u = tl.broadcast_to(fetch(x, X, here, x_steps, 0.0, True, False), (R, H))
-            u = tl.where(mask[None, :], u, lowest)
-            top = tl.reduce(u, 1, larger)
-            sums = tl.sum(tl.where(mask[None, :], ratio(u, top[:, None]), 0.0), 1)
-            m, e = log_add(m, e, top, sums)
-        low, here, ahead = small_step(at, begin, step, n, FLIP, C, H)
+    # The state before each step, all of them in registers.
+    number = tl.arange(0, COUNT)[None, :]
+    tops = tl.zeros((R, COUNT), tl.float64)
+    parts = tl.zeros((R, COUNT), tl.float64)
+    m, e = m0, e0
+    # Known when it runs only: else the assembler would unroll both loops.
+    count = tl.cdiv(tl.minimum(n - begin, C), H).to(tl.int32)
+    for step in range(0, count):
+        tops = tl.where(number == step, m[:, None], tops)
+        parts = tl.where(number == step, e[:, None], parts)
+        low = begin + (count - 1 - step if FLIP else step) * H
+        index = low + tl.arange(0, H)
+        mask = index < n
+        here = (at[0], at[1], index, at[3], mask)
+        u = tl.broadcast_to(fetch(x, X, here, x_steps, 0.0, True, False), (R, H))
+        u = tl.where(mask[None, :], u, lowest)
+        top = tl.reduce(u, 1, larger)
+        sums = tl.sum(tl.where(mask[None, :], ratio(u, top[:, None]), 0.0), 1)
+        m, e = log_add(m, e, top, sums)
+    for step in range(0, count):
+        chosen = number == count - 1 - step
+        m, e = pick(tops, chosen), pick(parts, chosen)
+        far = begin if FLIP else begin + count * H - C
+        low, here, ahead = small_step(at, far, step, n, FLIP, C, H)
         index, mask, has_next = here[2], here[4], ahead[4]
         if FLIP:
             first = (index == tl.minimum(low + H, n) - 1)[None, :]
         else:
             first = (index == low)[None, :]
-        exists = low < n
         d = tl.broadcast_to(fetch(dy, DY, here, dy_steps, 0.0, True, False), (R, H))
         d = tl.where(mask[None, :], d, 0.0)
         u = tl.broadcast_to(fetch(x, X, here, x_steps, 0.0, True, False), (R, H))
@@ -242,10 +252,10 @@ def careful_log_sums(
         same = (m1 == m2) & (tl.abs(m1) == _INFINITY)
         c = tl.where(same, 1.0, ratio(m1, m2) * e1 / e2)
         c = tl.where(has_next[None, :], c, 1.0)
-        a, sums = tl.associative_scan((c, d), 1, affine, reverse=False)
+        a, sums = tl.associative_scan((c, d), 1, fading, reverse=False)
         sums += a * s[:, None]
-        s = tl.where(exists, pick(sums, first), s)
-        factor = tl.where(exists, factor * pick(a, first), factor)
+        s = pick(sums, first)
+        factor = times(factor, pick(a, first))
         if PHASE != "partial":
             w = tl.where(u == _INFINITY, float("nan"), ratio(u, m1) / e1)
             dx = tl.where(u == -_INFINITY, 0.0, w * sums)
@@ -287,9 +297,9 @@ def eighth(c):
 
 
 @triton.constexpr_function
-def few(r, c):
+def few(r, c, most):
     """Places of a small step of r rows that take many registers."""
-    return min(eighth(c), max(1, 256 // r))
+    return min(eighth(c), max(1, most // r))
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .arithmetic import multiply
 from .log_tiles import log_tile
-from .stretches import affine, beats, extremum, first_wins, gated, last_wins, pick
+from .stretches import affine, beats, extremum, first_wins, gated, last_wins, pick, times
 from .tiles import fetch, put
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -122,7 +122,8 @@ def scan_tile(
                 gate = tl.where(carried, f, a.to(tl.int32)).to(tl.float64)
             else:
                 carry = tl.where(carried, s + a * carry, s)
-                gate = tl.where(carried, gate * a, a)
+                both = times(gate, a) if KIND == "log_cumsum_exp" else gate * a
+                gate = tl.where(carried, both, a)
         else:
             carry = s
             gate = a

@@ -70,8 +70,10 @@ def ratio(a, b):
 @triton.jit
 def log_add(m1, e1, m2, e2):
     """(m, e) stands for m + log e, m the largest term, in f64."""
-    m = larger(m1, m2)
-    return m, e1 * ratio(m1, m) + e2 * ratio(m2, m)
+    # Of the two, one is the largest: the other alone takes an exponential.
+    less = tl.where(m1 == m2, 1.0, tl.exp(-tl.abs(m1 - m2)))
+    rises = m2 > m1
+    return larger(m1, m2), tl.where(rises, e1, e2) * less + tl.where(rises, e2, e1)
 
 
 @triton.jit
