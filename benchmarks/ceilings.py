@@ -33,8 +33,10 @@ def _built(folder: str) -> Any:
     built = ctypes.CDLL(str(library))
     built.way_name.restype = ctypes.c_char_p
     pointer = ctypes.c_void_p
-    arguments = [ctypes.c_int, pointer, pointer, pointer, ctypes.c_size_t, pointer]
-    built.way_launch.argtypes = arguments
+    built.way_launch.argtypes = [
+        *(ctypes.c_int, pointer, pointer, pointer),
+        *(ctypes.c_size_t, pointer),
+    ]
     return built
 
 

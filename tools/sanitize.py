@@ -6,10 +6,10 @@ programs wait for each other and where they do not, and in small parts that are 
 sanitizer finds reads and writes out of bounds, races in shared memory and reads of memory nobody
 wrote; results are checked as well. Of all cases those come first that together run every kernel.
 
-Where groups of warps hand on what they found in shared memory (`held_rows`, `held_scan`), one thread
-arrives at a barrier for all of its group, which met at a barrier of its own before. That is right,
-but racecheck follows no such chain, and calls the same in a dozen lines of CUDA a race; so it
-leaves these two kernels out, and memcheck and initcheck do not.
+Where groups of warps hand on what they found in shared memory (`held_rows`, `held_scan`), one
+thread arrives at a barrier for all of its group, which met at a barrier of its own before. That is
+right, but racecheck follows no such chain, and calls the same in a dozen lines of CUDA a race; so
+it leaves these two kernels out, and memcheck and initcheck do not.
 
 `--compile` fills Triton's cache in many processes beforehand. `--parts 4` then starts every tool of
 the sanitizer at once, each four times with `--part 1/4` and so on, for one process is slow below
