@@ -457,7 +457,7 @@ _SM_90 = Table(
         ("lines", "cummin", 80, 0),
         ("lines", "log_cumsum_exp", 136, 128),
         ("forward_lines", "cumprod", 128, 0),
-        ("forward_lines", "log_cumsum_exp", 168, 112),
+        ("forward_lines", "log_cumsum_exp", 168, 136),
         ("side", "cumsum", 128, 0),
         ("side", "cumprod", 168, 0),
         ("side", "cummax", 255, 168),
