@@ -216,6 +216,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
     "alone_rows": ("cummax", [((1 << 16, 1024), 1)]),
     "resident_lines": ("cumsum", [((8192, 8192), 1)]),
+    "forward_lines": ("log_cumsum_exp", [((1 << 16, 1024), 1)]),
     "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", _narrow),
@@ -259,7 +260,8 @@ def _by_place(values: Sequence[int]) -> Ask:
                     pair = (value, numbers[1]) if half else (numbers[0], value)
                     tables[str(value)] = _with_entry(table, name, k, (place, kind, *pair))
                 other, shapes = _PLACES[place]
-                probes = _on_shapes(kind or other, shapes, half)
+                without = _NO_Y if place.startswith(_FORWARD) else ()
+                probes = _on_shapes(kind or other, shapes, half, without)
                 yield Question(_label(f"{name} {place}", kind, half), str(now), tables, probes)
 
     return ask
@@ -449,7 +451,7 @@ def apart(table: Table, name: str) -> Table:
         return table
     table = replace(table, walked_rows=_NEVER, walked_columns=_NEVER, held_scans=_NEVER)
     table = replace(table, alone=_NEVER, alone_rows=())
-    if name.startswith(_FORWARD):
+    if name.startswith(_FORWARD) or name == "registers":
         return table
     nowhere = (0, 0, 0, 1)
     return replace(table, forward_lines=_NEVER, forward_side=(("", nowhere, nowhere),))

@@ -461,6 +461,8 @@ _SM_90 = Table(
         ("lines", "cummax", 80, 0),
         ("lines", "cummin", 80, 0),
         ("lines", "log_cumsum_exp", 136, 128),
+        ("forward_lines", "cumprod", 128, 0),
+        ("forward_lines", "log_cumsum_exp", 168, 136),
         ("side", "cumsum", 128, 0),
         ("side", "cumprod", 168, 0),
         ("side", "cummax", 255, 168),

@@ -400,6 +400,8 @@ class _Tiled:
         table, tile, kind = self.table, self.tile, self.kind
         # Two reads in one program need more, of rows side by side.
         usual = phase in ("whole", "resident") or not self.columns
+        # So do several rows whose scan is run again.
+        usual = usual and (tile.r == 1 or tile.place != "forward_lines")
         if usual and self.full and not self.wide:
             whole = tile.resident and tile.place == "lines"
             place = "resident_lines" if whole else tile.place
