@@ -29,7 +29,9 @@ from .formulas import (
 )
 from .held_memory import (
     aside,
+    ask_slice,
     ask_unit,
+    at_spot,
     loaded,
     met,
     of_rows,
@@ -37,6 +39,7 @@ from .held_memory import (
     run_of,
     slice_place,
     slices,
+    spot_of,
     tile_layout,
     unit_place,
 )
@@ -142,9 +145,9 @@ def held_rows(
                 dy, y, unit, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE
             )
             give_unit(
-                dy, x, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, out_steps, unit,
-                units, parts, i, n, beside, known_rows(lines, 0, TILE), KIND, TIES, ELEMENT, DY, X,
-                OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+                dy, x, y, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps,
+                unit, units, units, parts, i, n, beside, known_rows(lines, 0, TILE), KIND, TIES,
+                ELEMENT, DY, X, OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
             )  # fmt: skip
     else:
         arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -243,19 +246,16 @@ def giving(
         later = gl.minimum(unit + programs, units - 1)
         after = beside_of(dy, y, later, parts, dy_steps, y_steps, n, A, Z, R, C, NEAR, FULL, TILE)
         mbarrier.wait(arrived.index(stage), phase)
+        mbarrier.wait(taken.index(stage), phase)
         mbarrier.wait(known.index(i & 1), (i >> 1) & 1)
         give_unit(
-            dy, x, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, out_steps, unit, units,
-            parts, stage, n, beside, known_rows(lines, i & 1, TILE), KIND, TIES, ELEMENT, DY, X,
-            OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+            dy, x, y, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps,
+            unit, unit + STAGES * programs, units, parts, stage, n, beside,
+            known_rows(lines, i & 1, TILE), KIND, TIES, ELEMENT, DY, X, OUT, A, B, Z, R, C, NW,
+            PAIRS, NEAR, FULL, TILE,
         )  # fmt: skip
-        mbarrier.wait(taken.index(stage), phase)
         gl.thread_barrier()  # all have loaded
         mbarrier.arrive(used.index(i & 1))
-        ask_unit(
-            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps,
-            unit + STAGES * programs, units, parts, stage, n, R, C, S, NEAR, FULL, TILE,
-        )  # fmt: skip
         async_copy.mbarrier_arrive(arrived.index(stage), increment_count=False)
         beside = after
         stage += 1
@@ -371,6 +371,7 @@ def take_unit(
                 )
             tell_parts(target, units, t0, t1, t2, R, KIND, ELEMENT)
     else:
+        spot = spot_of(unit, parts, row_dims, n, R, C)
         for k in gl.static_range(S):
             a = loaded(kept_dy, A, stage, beside, k, S, TILE)
             b = loaded(kept_x, B, stage, beside, k, S, TILE)
@@ -381,7 +382,7 @@ def take_unit(
                 a, b, c = widened(a, A, False), widened(b, B, False), widened(c, Z, False)
                 values = tl.broadcast_to(term(KIND, ELEMENT, a, b, c), (R, C // S))
                 if not FULL:
-                    now = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+                    now = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, k, S)
                     values = gl.where(now[3][:, None] & now[4][None, :], values, 0)
             added = gl.reduce(gl.reshape(values, (R, C // (S * NW * Q), NW, Q)), 1, plus)
             if k == 0:
@@ -395,54 +396,71 @@ def take_unit(
 
 @gluon.jit
 def give_unit(
-    dy, x, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, out_steps, unit, units, parts,
-    stage, n, beside, rows, KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr,
-    DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
-    Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr, PAIRS: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+    dy, x, y, out, told, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps, unit,
+    later, units, parts, stage, n, beside, rows, KIND: tl.constexpr, TIES: tl.constexpr,
+    ELEMENT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr,
+    B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr,
+    PAIRS: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of a unit, from the numbers of its rows."""
+    """Write the gradient of a unit, from the numbers of its rows. A slice of it that was loaded
+    makes room for the same slice of a later unit, which is asked for at once."""
+    S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
     if KIND == "prod":
         usual = gl.min(rows[2], 0)
         if usual == 2.0:
             map_product(
-                out, kept_x, out_steps, unit, parts, stage, n, rows, ELEMENT, OUT, B, R, C, NW,
-                NEAR, FULL, False, TILE,
+                dy, x, y, out, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps, unit,
+                later, units, parts, stage, n, rows, ELEMENT, OUT, A, B, Z, R, C, S, NEAR, FULL,
+                False, TILE,
             )  # fmt: skip
         elif usual == 1.0:
             map_product(
-                out, kept_x, out_steps, unit, parts, stage, n, rows, ELEMENT, OUT, B, R, C, NW,
-                NEAR, FULL, True, TILE,
+                dy, x, y, out, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps, unit,
+                later, units, parts, stage, n, rows, ELEMENT, OUT, A, B, Z, R, C, S, NEAR, FULL,
+                True, TILE,
             )  # fmt: skip
         else:
             careful_shares(
                 dy, x, out, told, DY, X, OUT, dy_steps, x_steps, out_steps, unit, units, parts, n,
                 ELEMENT, R, C, NW, NEAR,
             )  # fmt: skip
+            ask_unit(
+                dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, later,
+                units, parts, stage, n, R, C, S, NEAR, FULL, TILE,
+            )  # fmt: skip
     else:
         map_unit(
-            out, kept_dy, kept_x, kept_y, out_steps, unit, parts, stage, n, beside, rows, KIND,
-            TIES, ELEMENT, OUT, A, B, Z, R, C, NW, PAIRS, NEAR, FULL, TILE,
+            dy, x, y, out, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps, unit,
+            later, units, parts, stage, n, beside, rows, KIND, TIES, ELEMENT, OUT, A, B, Z, R, C, S,
+            PAIRS, NEAR, FULL, TILE,
         )  # fmt: skip
 
 
 @gluon.jit
 def map_unit(
-    out, kept_dy, kept_x, kept_y, out_steps, unit, parts, stage, n, beside, rows,
-    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, OUT: tl.constexpr,
-    A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    NW: tl.constexpr, PAIRS: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
-    TILE: tl.constexpr,
+    dy, x, y, out, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps, unit, later,
+    units, parts, stage, n, beside, rows, KIND: tl.constexpr, TIES: tl.constexpr,
+    ELEMENT: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, S: tl.constexpr, PAIRS: tl.constexpr, NEAR: tl.constexpr,
+    FULL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The same where these numbers are enough."""
-    S: tl.constexpr = slices(KIND, ELEMENT, R, C, NW, PAIRS)
     k0, k1, k2 = rows
     row_dims = out_steps[0]
+    spot = spot_of(unit, parts, row_dims, n, R, C)
+    out = at_spot(out, OUT, spot, out_steps)
+    then = spot_of(later, parts, row_dims, n, R, C)
+    dy, x = at_spot(dy, A, then, dy_steps), at_spot(x, B, then, x_steps)
+    y = at_spot(y, Z, then, y_steps)
     for k in range(S):
-        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        at = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, k, S)
         a = loaded(kept_dy, A, stage, beside, k, S, TILE)
         b = loaded(kept_x, B, stage, beside, k, S, TILE)
         c = loaded(kept_y, Z, stage, beside, k, S, TILE)
+        ask_slice(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, later, units,
+            then, parts, stage, n, k, R, C, S, NEAR, FULL, TILE,
+        )  # fmt: skip
         if PAIRS:
             hits = hits_of_pairs(b, c, ELEMENT, R, C // S)
             value = share_of_pairs(hits, k0, ELEMENT, R, C // S)
@@ -455,18 +473,34 @@ def map_unit(
 
 @gluon.jit
 def map_product(
-    out, kept, out_steps, unit, parts, stage, n, rows, ELEMENT: tl.constexpr, OUT: tl.constexpr,
-    X: tl.constexpr, R: tl.constexpr, C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr,
-    FULL: tl.constexpr, SCALED: tl.constexpr, TILE: tl.constexpr,
+    dy, x, y, out, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, out_steps, unit, later,
+    units, parts, stage, n, rows, ELEMENT: tl.constexpr, OUT: tl.constexpr, A: tl.constexpr,
+    B: tl.constexpr, Z: tl.constexpr, R: tl.constexpr, C: tl.constexpr, S: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr, SCALED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The same of products."""
-    S: tl.constexpr = slices("prod", ELEMENT, R, C, NW, False)
     row_dims = out_steps[0]
+    spot = spot_of(unit, parts, row_dims, n, R, C)
+    out = at_spot(out, OUT, spot, out_steps)
+    then = spot_of(later, parts, row_dims, n, R, C)
+    dy, x = at_spot(dy, A, then, dy_steps), at_spot(x, B, then, x_steps)
+    y = at_spot(y, Z, then, y_steps)
     for k in range(S // 2):
-        a = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
-        b = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S)
+        far = k + S // 2
+        a = factors(kept_x, B, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
+        b = factors(
+            kept_x, B, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, far, S
+        )
+        ask_slice(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, later, units,
+            then, parts, stage, n, k, R, C, S, NEAR, FULL, TILE,
+        )  # fmt: skip
+        ask_slice(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, later, units,
+            then, parts, stage, n, far, R, C, S, NEAR, FULL, TILE,
+        )  # fmt: skip
         da, db = product_quotients(ELEMENT, rows[0], rows[1], a, b, SCALED)
-        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        at = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, k, S)
         put(out, OUT, da, at, out_steps, R, C // S, FULL)
-        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k + S // 2, S)
+        at = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, far, S)
         put(out, OUT, db, at, out_steps, R, C // S, FULL)

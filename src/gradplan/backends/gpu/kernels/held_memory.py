@@ -51,18 +51,17 @@ def unit_place(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR:
 
 
 @gluon.jit
-def slice_place(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
-                TILE: tl.constexpr, k, S: tl.constexpr):  # fmt: skip
-    """The same of the k-th of S slices of it."""
-    begin = (unit % parts).to(n.dtype) * C + k * (C // S)
-    return part_place(unit // parts, begin, row_dims, n, R, C // S, NEAR, TILE)
-
-
-@gluon.jit
 def part_place(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
            TILE: tl.constexpr):  # fmt: skip
     """The same of C places from `begin` on."""
     outer, row = tile_row(tile, row_dims, R)
+    return spread(outer, row, begin, row_dims, n, R, C, NEAR, TILE)
+
+
+@gluon.jit
+def spread(outer, row, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR: tl.constexpr,
+           TILE: tl.constexpr):  # fmt: skip
+    """The same of R rows from `row` on."""
     lane = gl.arange(0, R, gl.SliceLayout(1, TILE))
     step = gl.arange(0, C, gl.SliceLayout(0, TILE))
     index = begin + step
@@ -74,18 +73,62 @@ def part_place(tile, begin, row_dims, n, R: tl.constexpr, C: tl.constexpr, NEAR:
 
 
 @gluon.jit
+def spot_of(unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr):
+    """Where a unit begins. That takes divisions, which a loop over its slices need not repeat."""
+    outer, row = tile_row(unit // parts, row_dims, R)
+    return outer, row, (unit % parts).to(n.dtype) * C
+
+
+@gluon.jit
+def at_spot(pointer, MODE: tl.constexpr, spot, steps):
+    """An array from where the rows around a spot start, for the places of its slices."""
+    if MODE == "t" or MODE == "c":
+        return pointer + outer_offset(spot[0], steps[0], steps[1])
+    else:
+        return 0
+
+
+@gluon.jit
+def slice_place(unit, spot, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr,
+                NEAR: tl.constexpr, TILE: tl.constexpr, k, S: tl.constexpr):  # fmt: skip
+    """The place of the k-th of S slices, in arrays that are `at_spot`."""
+    if len(row_dims) == 1:  # the compiler finds by itself what slices share, and does better so
+        begin = (unit % parts).to(n.dtype) * C + k * (C // S)
+        return part_place(unit // parts, begin, row_dims, n, R, C // S, NEAR, TILE)
+    else:
+        begin = spot[2] + k * (C // S)
+        return spread(spot[0] * 0, spot[1], begin, row_dims, n, R, C // S, NEAR, TILE)
+
+
+@gluon.jit
 def ask_unit(
     dy, x, y, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, kept_dy, kept_x, kept_y, dy_steps,
     x_steps, y_steps, unit, units, parts, stage, n, R: tl.constexpr, C: tl.constexpr,
     S: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Ask for a unit's part of all arrays, slice by slice, if there is that unit."""
+    spot = spot_of(unit, parts, dy_steps[0], n, R, C)
+    dy, x = at_spot(dy, A, spot, dy_steps), at_spot(x, B, spot, x_steps)
+    y = at_spot(y, Z, spot, y_steps)
+    for k in range(S):
+        ask_slice(
+            dy, x, y, A, B, Z, kept_dy, kept_x, kept_y, dy_steps, x_steps, y_steps, unit, units,
+            spot, parts, stage, n, k, R, C, S, NEAR, FULL, TILE,
+        )  # fmt: skip
+
+
+@gluon.jit
+def ask_slice(
+    dy, x, y, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, kept_dy, kept_x, kept_y, dy_steps,
+    x_steps, y_steps, unit, units, spot, parts, stage, n, k, R: tl.constexpr, C: tl.constexpr,
+    S: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The same of its k-th slice, and of arrays that are `at_spot`."""
     if unit < units:
-        for k in range(S):
-            at = slice_place(unit, parts, dy_steps[0], n, R, C, NEAR, TILE, k, S)
-            ask(dy, A, kept_dy, stage * S + k, at, dy_steps, FULL)
-            ask(x, B, kept_x, stage * S + k, at, x_steps, FULL)
-            ask(y, Z, kept_y, stage * S + k, at, y_steps, FULL)
+        at = slice_place(unit, spot, parts, dy_steps[0], n, R, C, NEAR, TILE, k, S)
+        ask(dy, A, kept_dy, stage * S + k, at, dy_steps, FULL)
+        ask(x, B, kept_x, stage * S + k, at, x_steps, FULL)
+        ask(y, Z, kept_y, stage * S + k, at, y_steps, FULL)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from .formulas import (
     product_state,
     times_few_parts,
 )
-from .held_memory import part_place, run_of, slice_place
+from .held_memory import part_place, run_of, slice_place, spot_of
 from .held_states import careful_layout, heard_parts
 from .tiles import fetch, put, widened
 
@@ -35,9 +35,12 @@ def unit_products(
     P: tl.constexpr = C // (S * NW * Q)
     # So many products of two stay within f64 whatever they are.
     MANY: tl.constexpr = max(1, (4 if ELEMENT == "f32" else 8) // P)
+    spot = spot_of(unit, parts, row_dims, n, R, C)
     for k in gl.static_range(S // 2):
-        a = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
-        b = factors(kept, X, stage, unit, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S)
+        a = factors(kept, X, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
+        b = factors(
+            kept, X, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S
+        )
         if ELEMENT == "f32":
             pairs = a.to(gl.float64) * b.to(gl.float64)
             beyond = gl.maximum(distance(a, LOW), distance(b, LOW))
@@ -68,13 +71,13 @@ def unit_products(
 
 @gluon.jit
 def factors(
-    kept, X: tl.constexpr, stage, unit, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr,
+    kept, X: tl.constexpr, stage, unit, spot, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, k, S: tl.constexpr,
 ):  # fmt: skip
     """A slice of a part, 1 where there is no element."""
     x = widened(kept.index(stage * S + k).load(TILE), X, False)
     if not FULL:
-        at = slice_place(unit, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        at = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, k, S)
         x = gl.where(at[3][:, None] & at[4][None, :], x, 1.0)
     return x
 
