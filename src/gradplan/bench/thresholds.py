@@ -217,6 +217,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "alone_rows": ("cummax", [((1 << 16, 1024), 1)]),
     "resident_lines": ("cumsum", [((8192, 8192), 1)]),
     "forward_lines": ("log_cumsum_exp", [((1 << 16, 1024), 1)]),
+    "forward_side": ("log_cumsum_exp", [((8192, 8192), 0)]),
     "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", _narrow),
@@ -451,7 +452,7 @@ def apart(table: Table, name: str) -> Table:
         return table
     table = replace(table, walked_rows=_NEVER, walked_columns=_NEVER, held_scans=_NEVER)
     table = replace(table, alone=_NEVER, alone_rows=())
-    if name.startswith(_FORWARD) or name == "registers":
+    if name.startswith(_FORWARD) or name in ("registers", "ahead"):
         return table
     nowhere = (0, 0, 0, 1)
     return replace(table, forward_lines=_NEVER, forward_side=(("", nowhere, nowhere),))
