@@ -774,10 +774,10 @@ def empty_like_type(like: Any, shape: _Shape) -> Any:
     return torch.empty(shape, dtype=getattr(torch, _NAMES[made.dtype]), device=made.device)
 
 
-def no_memory_for(shape: _Shape, error: RuntimeError) -> RuntimeError:
-    """What torch's error means where it made an output; other errors as they are."""
+def no_memory_for(shape: _Shape, error: RuntimeError) -> KernelFailure:
+    """What torch's error means where it made an output; other errors are raised as they are."""
     if type(error).__name__ != "OutOfMemoryError":
-        return error
+        raise error
     return KernelFailure(2, f"no memory for an output of shape {shape}: {error}")
 
 
