@@ -376,7 +376,7 @@ def table(results: dict[str, Any]) -> str:
         f"| --- {'| ---: ' * (len(head) - 1)}|",
     ]
     for name, row in results["rows"].items():
-        cells = [name]
+        cells = [name + (" *" if "earlier" in row else "")]
         for what in ("backward_ms", "both_ms"):
             ours = row.get("ours", {}).get(what)
             for contender in shown:
@@ -391,6 +391,9 @@ def table(results: dict[str, Any]) -> str:
                 else:
                     cells.append(f"{ms:.3f} ({ms / ours:.1f} ×)")
         lines.append(f"| {' | '.join(cells)} |")
+    earlier = sorted({row["earlier"] for row in results["rows"].values() if "earlier" in row})
+    if earlier:
+        lines += ["", f"\\* Taken with an earlier tree: {', '.join(earlier)}."]
     missed = list(misses(results))
     lines += ["", "Targets missed:", "", *(f"- {text}" for text in missed or ["none"])]
     return "\n".join(lines)
@@ -400,6 +403,7 @@ def misses(results: dict[str, Any]) -> Iterator[str]:
     """Where a target of the front end is missed."""
     for name, row in results["rows"].items():
         ours, eager = row.get("ours", {}), row.get("eager", {})
+        name += " *" if "earlier" in row else ""
         if "error" in ours:
             yield f"{name}: ours failed: {ours['error']}"
         if "backward_ms" not in ours:
