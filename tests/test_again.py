@@ -358,6 +358,15 @@ CALLS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+def test_a_table_of_the_shape_of_its_indices_has_the_type_of_its_rows(index, launches):
+    """Three calls: the first two are the long way, and what is kept of it."""
+    for _ in range(3):
+        indices = torch.arange(32, dtype=index).reshape(4, 8) % 4
+        found = gp.embedding_backward(torch.ones(4, 8, 8), indices, num_embeddings=4, stream=1)
+        assert (found.shape, found.dtype) == ((4, 8), torch.float32)
+
+
 @pytest.mark.parametrize("kind", CALLS)
 def test_functions_launch_again_with_the_addresses_of_each_call(kind, launches, monkeypatch):
     function, _, options = CALLS[kind]()

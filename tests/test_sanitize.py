@@ -15,8 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import sanitize
 
 SANITIZER = """#!/bin/sh
-test "$1" = --tool && test "$3 $4" = "--error-exitcode 1" || exit 9
-tool=$2; shift 4
+test "$1" = --tool || exit 9
+tool=$2; shift 2
+if test $tool = racecheck; then
+  test "$1 $2" = "--kernel-regex-exclude kns=held_" || exit 9
+  shift 2
+fi
+test "$1 $2" = "--error-exitcode 1" || exit 9
+shift 2
 case "$tool $*" in
   *$FAULT*) echo "========= Invalid __global__ read"; exit 1;;
   *$HANGS*) sleep 60;;

@@ -782,12 +782,13 @@ def no_memory_for(shape: _Shape, error: RuntimeError) -> KernelFailure:
 
 
 def torch_maker(tensors: Sequence[Any], shape: _Shape) -> tuple[int, Callable[[Any], Any]]:
-    """How to do what `empty_like_type` does for tensors like these at the least cost: which of them
-    to take, and what to call with it."""
+    """How to do what `empty_like_type` does for the first of tensors like these at the least cost:
+    which of them to take, and what to call with it."""
     torch: Any = sys.modules["torch"]
     steps = c_strides(shape)
     for k, tensor in enumerate(tensors):
-        if tensor is not None and tensor.shape == shape:
+        # Indices have a type of their own.
+        if tensor is not None and tensor.shape == shape and tensor.dtype == tensors[0].dtype:
             if tensor.stride() == steps:
                 return k, torch.empty_like
             return k, partial(torch.empty_like, memory_format=torch.contiguous_format)

@@ -187,7 +187,7 @@ def _peer_cell(peer: dict[str, Any] | None) -> str:
         return ""
     if not peer["ms"]:
         return str(peer["note"] or _NOTHING).replace("|", "\\|")
-    speedup = f" ({peer['speedup']:.1f} ×)" if peer["speedup"] else ""
+    speedup = f" ({_times(peer['speedup'])})" if peer["speedup"] else ""
     return _ms(peer["ms"]) + speedup
 
 
@@ -196,7 +196,12 @@ def _cell(row: Row) -> str:
         return _NOTHING
     best = [peer["speedup"] for peer in row["peers"].values() if peer["speedup"]]
     race = best and row["kind"] not in VIEW_KINDS
-    return _share(row) + (f" · {min(best):.1f} ×" if race else "")
+    return _share(row) + (f" · {_times(min(best))}" if race else "")
+
+
+def _times(ratio: float) -> str:
+    """A speed-up; near 1 so that it shows on which side."""
+    return f"{ratio:.1f} ×" if ratio >= 1.05 else f"{ratio:.2f} ×"
 
 
 def _share(row: Row) -> str:

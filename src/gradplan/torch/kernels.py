@@ -120,7 +120,7 @@ def launch(
         program.launch(addresses, memory.data_ptr(), stream)
         if kept is not None:
             kept[:] = [memory]
-        elif sum(one == device for one, _ in _kept) < _STREAMS:
+        elif sum(one == device for one, _ in tuple(_kept)) < _STREAMS:  # other threads add to it
             _kept[device, stream] = [memory]
 
 
