@@ -385,7 +385,7 @@ def table(results: dict[str, Any]) -> str:
                 if contender == "eager":  # in turns with ours, where that was done
                     ms = row.get("ours", {}).get(f"eager_{what}", ms)
                 if ms is None:
-                    cells.append("failed" if "error" in found else "")
+                    cells.append(_fault(found.get("error", "")))
                 elif contender == "ours" or ours is None:
                     cells.append(f"{ms:.3f}")
                 else:
@@ -397,6 +397,11 @@ def table(results: dict[str, Any]) -> str:
     missed = list(misses(results))
     lines += ["", "Targets missed:", "", *(f"- {text}" for text in missed or ["none"])]
     return "\n".join(lines)
+
+
+def _fault(error: str) -> str:
+    """What a cell says of a contender without a time."""
+    return error if error.startswith("did not finish") else "failed" if error else ""
 
 
 def misses(results: dict[str, Any]) -> Iterator[str]:

@@ -360,7 +360,7 @@ CALLS = {
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 def test_a_table_of_the_shape_of_its_indices_has_the_type_of_its_rows(index, launches):
-    """Three calls: the first two are the long way, and what is kept of it."""
+    """The first call goes the long way, the others are like it."""
     for _ in range(3):
         indices = torch.arange(32, dtype=index).reshape(4, 8) % 4
         found = gp.embedding_backward(torch.ones(4, 8, 8), indices, num_embeddings=4, stream=1)

@@ -450,11 +450,11 @@ class _Tiled:
         states, looks = None, []
         if self.recomputes:
             states = Pointer(WORKSPACE, "fp64", 0 if filled else 16 * slots)
-            looks = self.look_at_x(states, chunks)
+            # Programs that take whole rows in lines look at x themselves: it is in the cache then.
+            if not (filled and self.in_lines):
+                looks = self.look_at_x(states, chunks)
         if filled:
             why = f"rows enough to fill the machine, each in tiles of {tile.c}, after a look at x"
-            if self.in_lines:  # which is then in the cache
-                looks = []
             launch = self.step("whole", self.along, None, states)
             return self.program([*looks, launch], "tiled", why, 16 * slots)
         gates = "fades" if self.kind is ScanKind.LOG_CUMSUM_EXP else ""
