@@ -128,7 +128,7 @@ class _Rows:
         self.plain = (
             self.n == up(self.n) and self.alignment == 16 and not (self.rough or self.columns)
         )
-        self.lone = self.full == 1 and self.plain and self.half and not self.product
+        self.lone = self.full == 1 and self.plain and not self.product
         # Places on an axis of several dimensions are divisions: they take registers too.
         self.many = 4 if len(along.dims) > 1 else 1
         # Otherwise a pointer for each element.
@@ -393,8 +393,11 @@ class _Rows:
         if not registers and (spacious or (self.product and (r > 1 or masked))):
             registers = all_registers(warps)
         elif not registers and phase == "whole" and warps == 32 and self.lone:
-            # Two programs of the longest rows at a time.
-            warps, registers = (16, 64) if deviates else (32, 32)
+            # Two programs of the longest rows at a time, if they can.
+            if self.half and not deviates:
+                registers = 32
+            elif self.half or (element is ElementKind.F32 and not deviates):
+                warps, registers = 16, 64
         if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
             ahead = table.number_of(table.ahead, place, op, element)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1

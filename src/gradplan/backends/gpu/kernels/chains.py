@@ -115,26 +115,26 @@ def scan_chain(
         x_base = row_base(outer, here, row_dims, row_x, False)
     if Y != "n" and Y != "b":
         y_base = row_base(outer, here, row_dims, row_y, False)
-    d_raw = raw_line_of(dy, dy_base, axis_dy, start, there, n, False, V, FULL, False)
+    d_raw = raw_line_of(dy, dy_base, axis_dy, start, there, n, False, V, FULL)
     u_raw, v_raw, u_edge, v_edge = d_raw, d_raw, start, start
     if MODE == "affine":
-        u_raw = raw_line_of(x, x_base, axis_x, start, there, n, False, V, FULL, False)
-        v_raw = raw_line_of(y, y_base, axis_y, start, there, n, False, V, FULL, False)
+        u_raw = raw_line_of(x, x_base, axis_x, start, there, n, False, V, FULL)
+        v_raw = raw_line_of(y, y_base, axis_y, start, there, n, False, V, FULL)
         u_edge = edge_of(x, x_base, axis_x, after, there, n, TYPE, False)
         v_edge = edge_of(y, y_base, axis_y, before, there, n, TYPE, False)
     elif Y == "b":
         v_raw, v_edge = words_of(y, outer, here, row_dims, start, there, n, UP, False, V)
     elif MODE == "gate":
-        v_raw = raw_line_of(y, y_base, axis_y, start, there, n, False, V, FULL, False)
+        v_raw = raw_line_of(y, y_base, axis_y, start, there, n, False, V, FULL)
         v_edge = edge_of(y, y_base, axis_y, after, there, n, TYPE, False)
         if TIES == "first":
             u_edge = edge_of(y, y_base, axis_y, before, there, n, TYPE, False)
         else:
-            u_raw = raw_line_of(x, x_base, axis_x, start, there, n, False, V, FULL, False)
+            u_raw = raw_line_of(x, x_base, axis_x, start, there, n, False, V, FULL)
             u_edge = edge_of(x, x_base, axis_x, after, there, n, TYPE, False)
     if KIND == "log_cumsum_exp":
-        u_raw = raw_line_of(x, x_base, axis_x, start, there, n, False, V, FULL, False)
-        v = line_of(y, y_base, axis_y, start, there, n, TYPE, False, M, V, FULL, False)
+        u_raw = raw_line_of(x, x_base, axis_x, start, there, n, False, V, FULL)
+        v = line_of(y, y_base, axis_y, start, there, n, TYPE, False, M, V, FULL)
         last = tl.minimum(begin + C, n) - 1
         near_end = begin if UP else last
         far_end = last if UP else begin

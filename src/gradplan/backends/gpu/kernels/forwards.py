@@ -57,7 +57,7 @@ def line_states(
     rows, block = lines_at(first, FLIP, SIDE, R, M)
     start = part.to(n.dtype) * (M * V) + block * V
     base = row_base(outer, rows, row_dims, row_x, SIDE)
-    raw = raw_line_of(x, base, axis_x, start, rows < row_dims[0], n, SIDE, V, FULL, False)
+    raw = raw_line_of(x, base, axis_x, start, rows < row_dims[0], n, SIDE, V, FULL)
     m, e = state_of(raw, start, n, KIND, ELEMENT, SIDE, R, M, V, FULL)
     slot = states + (tile.to(tl.int64) * tiles_along + part) * R + tl.arange(0, R)
     tl.store(slot, m)
@@ -90,7 +90,7 @@ def look_ahead(
     m = tl.full((R,), 1.0 if KIND == "cumprod" else -_INFINITY, tl.float64)
     e = tl.zeros((R,), tl.float64)
     start = (count - 1 if FLIP else count * 0).to(n.dtype) * C + block * V
-    to_come = raw_line_of(x, base, steps, start, row_mask, n, SIDE, V, FULL, False)
+    to_come = raw_line_of(x, base, steps, start, row_mask, n, SIDE, V, FULL)
     for step in range(0, count):
         part = count - 1 - step if FLIP else count * 0 + step
         start = part.to(n.dtype) * C + block * V
@@ -98,7 +98,7 @@ def look_ahead(
         # The next tile is on its way meanwhile; behind the last one nothing is read.
         further = start - C if FLIP else start + C
         to_come = raw_line_of(
-            x, base, steps, further, row_mask & (step + 1 < count), n, SIDE, V, False, False
+            x, base, steps, further, row_mask & (step + 1 < count), n, SIDE, V, False
         )
         at = states + slot + part.to(tl.int64) * R
         tl.store(at, m)

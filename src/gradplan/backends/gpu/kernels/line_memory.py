@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ..launch import interpreted
-from .tiles import outer_offset, policy, request
+from .tiles import USUAL, cache_of, outer_offset, request
 
 _INTERPRETED = tl.constexpr(interpreted())
 
@@ -69,39 +69,39 @@ def bring(pointer, base, steps, begin, n, count, R: tl.constexpr, C: tl.constexp
 @triton.jit
 def raw_line_of(
     pointer, base, steps, start, row_mask, n,
-    SIDE: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
+    SIDE: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, CACHE: tl.constexpr = USUAL,
 ):  # fmt: skip
     """The V elements of each line as they are stored, in memory order; 0 where there are none:
     a tile [L, V], or V columns where rows lie side by side."""
-    kept: tl.constexpr = policy(SPENT)
     if SIDE:
         found = ()
         for j in tl.static_range(0, V):
             source = pointer + base + along(start + j, steps, SIDE)
             if FULL:
-                value = tl.load(source, eviction_policy=kept)
+                value = tl.load(source, eviction_policy=CACHE)
             else:
                 there = row_mask & (start + j < n)
-                value = tl.load(source, mask=there, other=0.0, eviction_policy=kept)
+                value = tl.load(source, mask=there, other=0.0, eviction_policy=CACHE)
             found = found + (value,)
         return found
     else:
         index = start[:, None] + tl.arange(0, V)[None, :]
         source = pointer + base[:, None] + index
         if FULL:
-            return tl.load(source, eviction_policy=kept)
+            return tl.load(source, eviction_policy=CACHE)
         else:
             there = row_mask[:, None] & (index < n)
-            return tl.load(source, mask=there, other=0.0, eviction_policy=kept)
+            return tl.load(source, mask=there, other=0.0, eviction_policy=CACHE)
 
 
 @triton.jit
 def line_of(
     pointer, base, steps, start, row_mask, n, TYPE: tl.constexpr,
-    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr, SPENT: tl.constexpr,
+    SIDE: tl.constexpr, L: tl.constexpr, V: tl.constexpr, FULL: tl.constexpr,
+    CACHE: tl.constexpr = USUAL,
 ):  # fmt: skip
     """The same as V columns to compute with."""
-    raw = raw_line_of(pointer, base, steps, start, row_mask, n, SIDE, V, FULL, SPENT)
+    raw = raw_line_of(pointer, base, steps, start, row_mask, n, SIDE, V, FULL, CACHE)
     return widened_line(raw, TYPE, SIDE, L, V)
 
 
@@ -130,7 +130,7 @@ def store_lines(
 ):  # fmt: skip
     """Round a tile once and store it."""
     element: tl.constexpr = out.dtype.element_ty
-    kept: tl.constexpr = policy(SPENT)
+    told: tl.constexpr = cache_of(SPENT)
     if SIDE:
         for j in tl.static_range(0, V):
             value = results[j]
@@ -138,21 +138,21 @@ def store_lines(
                 value = value.to(tl.float32)
             target = out + base + along(start + j, steps, SIDE)
             if FULL:
-                tl.store(target, value.to(element), eviction_policy=kept)
+                tl.store(target, value.to(element), eviction_policy=told)
             else:
                 mask = row_mask & (start + j < n)
-                tl.store(target, value.to(element), mask=mask, eviction_policy=kept)
+                tl.store(target, value.to(element), mask=mask, eviction_policy=told)
     else:
         value = tile_of_columns(results, L, V)
         if element == tl.bfloat16 or element == tl.float16:
             value = value.to(tl.float32)
         index = start[:, None] + tl.arange(0, V)[None, :]
         if FULL:
-            tl.store(out + base[:, None] + index, value.to(element), eviction_policy=kept)
+            tl.store(out + base[:, None] + index, value.to(element), eviction_policy=told)
         else:
             mask = row_mask[:, None] & (index < n)
             target = out + base[:, None] + index
-            tl.store(target, value.to(element), mask=mask, eviction_policy=kept)
+            tl.store(target, value.to(element), mask=mask, eviction_policy=told)
 
 
 @triton.jit

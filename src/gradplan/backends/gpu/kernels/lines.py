@@ -50,7 +50,7 @@ from .line_scans import (
 )
 from .log_tiles import careful_log_sums, careful_logs
 from .stretches import affine
-from .tiles import tile_row
+from .tiles import cache_of, tile_row
 from .waiting import alternate, arrive, await_opening, leave, open_up, turn
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -185,6 +185,7 @@ def lines_chunk(
     MODE: tl.constexpr = mode_of(KIND)
     NEAR: tl.constexpr = 0 if UP else V - 1  # of a line's elements the nearest to where rows end
     SPENT: tl.constexpr = PHASE == "second"
+    CACHE: tl.constexpr = cache_of(SPENT, KIND == "cumsum")
     TYPE: tl.constexpr = tl.float64 if WIDE else tl.float32
     AXIS: tl.constexpr = 0 if SIDE else 1
     # Sums of a log-cumsum-exp are larger by so much: weights are down to e⁻²⁰, and a small dy times
@@ -246,7 +247,7 @@ def lines_chunk(
     KEPT: tl.constexpr = AHEAD > 0 and not SIDE
     if KEPT:
         far = (begin_part if FLIP else begin_part + count - 1).to(n.dtype) * C + block * V
-        to_come = raw_line_of(dy, dy_base, axis_dy, far, row_mask, n, SIDE, V, FULL, SPENT)
+        to_come = raw_line_of(dy, dy_base, axis_dy, far, row_mask, n, SIDE, V, FULL, CACHE)
     for step in range(0, count):
         if FLIP:
             part = begin_part + step
@@ -281,15 +282,15 @@ def lines_chunk(
             further = start + C if FLIP else start - C
             to_come = raw_line_of(
                 dy, dy_base, axis_dy, further, row_mask & (step + 1 < count), n, SIDE, V, False,
-                SPENT,
+                CACHE,
             )  # fmt: skip
             d = widened_line(raw, TYPE, SIDE, L, V)
         else:
             d = line_of(
-                dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT
+                dy, dy_base, axis_dy, start, row_mask, n, TYPE, SIDE, L, V, FULL, CACHE
             )  # fmt: skip
         if KIND == "log_cumsum_exp":
-            u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+            u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, CACHE)
             near_end = begin if UP else last
             far_end = last if UP else begin
             past = last + 1 if UP else begin - 1
@@ -325,7 +326,7 @@ def lines_chunk(
                     else:
                         onward = exp_between(ref_row, e_row, prior, prior_e)
             else:
-                v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+                v = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, CACHE)
                 # y never falls, and a NaN stays: its ends tell all.
                 low = edge_of(y, y_base, axis_y, near_end + block * 0, row_mask, n, TYPE, SIDE)
                 high = edge_of(y, y_base, axis_y, far_end + block * 0, row_mask, n, TYPE, SIDE)
@@ -356,7 +357,7 @@ def lines_chunk(
         # c of each place, in memory order: what S of the next place is multiplied by, or gated.
         c = d
         if MODE == "affine":
-            u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+            u = line_of(x, x_base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, CACHE)
             edge = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
             c = shifted(u, edge, UP, V)
             if PHASE != "partial" and RECOMPUTED:
@@ -367,7 +368,7 @@ def lines_chunk(
                     )
                 w = products_before(u, start, n, product, UP, SIDE, R, M, V, FULL)
             elif PHASE != "partial":
-                w = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, SPENT)
+                w = line_of(y, y_base, axis_y, start, row_mask, n, TYPE, SIDE, L, V, FULL, CACHE)
                 edge = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 w = shifted(w, edge, FLIP, V)
         elif Y == "b":
@@ -375,14 +376,14 @@ def lines_chunk(
             wins = masks_of(word, V)
             c = shifted(wins, bit_of(beyond, 0 if UP else V - 1), UP, V)
         elif MODE == "gate":
-            v = raw_line_of(y, y_base, axis_y, start, row_mask, n, SIDE, V, FULL, SPENT)
+            v = raw_line_of(y, y_base, axis_y, start, row_mask, n, SIDE, V, FULL, CACHE)
             y_after = edge_of(y, y_base, axis_y, after, row_mask, n, TYPE, SIDE)
             if TIES == "first":
                 y_before = edge_of(y, y_base, axis_y, before, row_mask, n, TYPE, SIDE)
                 v = widened_line(v, TYPE, SIDE, L, V)
                 wins, wins_after = steps_up(KIND, TIES, v, y_before, y_after, UP, V)
             else:
-                u = raw_line_of(x, x_base, axis_x, start, row_mask, n, SIDE, V, FULL, SPENT)
+                u = raw_line_of(x, x_base, axis_x, start, row_mask, n, SIDE, V, FULL, CACHE)
                 wins = leads_of(u, v, ELEMENT, PAIRS, SIDE, L, V)
                 x_after = edge_of(x, x_base, axis_x, after, row_mask, n, TYPE, SIDE)
                 wins_after = mask((x_after == y_after) | (x_after != x_after))

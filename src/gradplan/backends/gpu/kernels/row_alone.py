@@ -10,7 +10,7 @@ import triton.language as tl
 from ..gluon import gl, gluon
 from .line_scans import behind_gated, mask
 from .stretches import extremum
-from .tiles import outer_offset, tile_row
+from .tiles import cache_of, outer_offset, tile_row
 from .walk_memory import columns_of, copy_layout, line_layout, lines_layout, lines_of, unpacked
 from .walks import anew, differing, marked, with_bit, with_winner
 from .winners import before_either, either
@@ -44,8 +44,9 @@ def scan_row_alone(
     at = ((31 - line if FLIP else line) * E)[:, None] + place[None, :]
     x_at = x + (outer_offset(outer, row_dims, row_x) + row * row_x[0]) + at
     dy_at = dy + (outer_offset(outer, row_dims, row_dy) + row * row_dy[0]) + at
-    raw_x = gl.load(x_at)
-    raw_dy = gl.load(dy_at)
+    CACHE: gl.constexpr = cache_of(False, True)
+    raw_x = gl.load(x_at, eviction_policy=CACHE)
+    raw_dy = gl.load(dy_at, eviction_policy=CACHE)
     u = turned(raw_x, E, LINE, LINES)
     largest = extremum(KIND, u[0])
     for j in gl.static_range(1, E):

@@ -24,11 +24,11 @@ from .formulas import (
 from .tiles import (
     axis_offset,
     by_row,
+    cache_of,
     fetch,
     fetch_raw,
     nearby,
     place,
-    policy,
     put,
     request,
     tile_rows,
@@ -82,9 +82,10 @@ def map_tiles(
     index = begin + tl.arange(0, C)
     near = nearby(pid // steps, row_dims, begin, R, C, NEAR)
     at = (outer, rows, index, rows < row_dims[0], index < n, near)
-    a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL)
-    b = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, WIDE, FULL)
-    c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL)
+    STREAMS: tl.constexpr = cache_of(False, R == 1)
+    a = fetch(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, WIDE, FULL, STREAMS)
+    b = fetch(x, X, at, (row_dims, row_x, axis_dims, axis_x), 0.0, WIDE, FULL, STREAMS)
+    c = fetch(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, WIDE, FULL, STREAMS)
     value = mapped(KIND, ELEMENT, EXTREME, a, b, c, p)
     put(out, OUT, value, at, (row_dims, row_out, axis_dims, axis_out), R, C, FULL)
     if OUT2 != "n":
@@ -210,6 +211,7 @@ def row_tile(
     WIDE: tl.constexpr = ELEMENT == "f64"
     STATE: tl.constexpr = PHASE != "apply" and PHASE != "second"  # whether it learns one
     SPENT: tl.constexpr = PHASE == "second"  # whether nobody reads the tile again
+    CACHE: tl.constexpr = cache_of(SPENT, True)
     begin = tl.zeros((), n.dtype)
     if PHASE != "whole":
         begin = part.to(n.dtype) * C
@@ -232,8 +234,8 @@ def row_tile(
         near_b = nearby(tile, row_dims, begin + H, R, H, NEAR)
         at_a = (outer, rows, first, row_mask, first < n, near_a)
         at_b = (outer, rows, second, row_mask, second < n, near_b)
-        raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, SPENT)
-        raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, SPENT)
+        raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE)
+        raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE)
         if AHEAD:
             bring_tile(
                 dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
@@ -254,9 +256,9 @@ def row_tile(
         index = begin + tl.arange(0, C)
         mask = index < n
         at = (outer, rows, index, row_mask, mask, nearby(tile, row_dims, begin, R, C, NEAR))
-        raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL, SPENT)
-        raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, SPENT)
-        raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, SPENT)
+        raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL, CACHE)
+        raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, CACHE)
+        raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, CACHE)
         if AHEAD:
             bring_tile(
                 dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
@@ -309,7 +311,7 @@ def row_tile(
                 )  # fmt: skip
         elif PAIRS:
             value = share_of_pairs(hits, k0, ELEMENT, R, C)
-            tl.store(place(out, OUT, at, out_steps), value, eviction_policy=policy(SPENT))
+            tl.store(place(out, OUT, at, out_steps), value, eviction_policy=cache_of(SPENT))
         else:
             # Widened anew, so that in between halves wait in half the registers.
             a = widened_again(raw_a, DY, a)
@@ -341,7 +343,7 @@ def bring_rows(
         ITEMS: tl.constexpr = 512 // pointer.dtype.element_ty.primitive_bitwidth
         outer, rows = tile_rows(tile, steps[0], R)
         index = begin + tl.arange(0, C // ITEMS) * ITEMS
-        request(place(pointer, MODE, (outer, rows, index), steps))
+        request(place(pointer, MODE, (outer, rows, index), steps), True)
 
 
 @triton.jit

@@ -76,7 +76,7 @@ def mark_winners(
         part = place + step
         begin = (part if UP else tiles - 1 - part).to(n.dtype) * C
         start = begin + block * V
-        found = line_of(x, base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL, False)
+        found = line_of(x, base, axis_x, start, row_mask, n, TYPE, SIDE, L, V, FULL)
         u = ()
         for j in tl.static_range(0, V):
             value = extremum(KIND, found[j])
