@@ -235,6 +235,25 @@ for capability in (80, 89, 90):
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
+def test_sums_of_reversed_halves_keep_nothing_on_the_stack():
+    """They have as few registers as will do."""
+    code = """
+from gradplan import cases
+from gradplan.backends.gpu import aot, programs, table
+from gradplan.registry import ELEMENTS, KINDS
+(spec,) = (one for one in KINDS.values() if one.kind.value == "cumsum")
+for element in ELEMENTS[:3]:
+    desc = cases.describe(spec, element, (1024, 8192), (1,), reverse=True)
+    strides = {operand.name: (8192, 1) for operand in desc.operands}
+    for step in programs.choose(desc, strides, table.table_of("sm_90")).steps:
+        fault = aot.build(aot.Variant(step, 16, element, ""), 90).fault
+        assert not fault, (element, fault)
+"""
+    source = str(Path(aot.__file__).parents[3])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+
+
 @pytest.mark.parametrize(("arch", "shared"), [("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])
 def test_rows_are_held_where_they_fit(arch, shared):
     """No launch takes more shared memory than its architecture has."""

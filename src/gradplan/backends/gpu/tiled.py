@@ -407,7 +407,11 @@ class _Tiled:
             place = "resident_lines" if whole else tile.place
             found = table.number_of(table.registers, place, kind, self.desc.element)
             if found:
-                return found
+                # Rows of f16 from the far end take a few more than those of bf16.
+                more = (
+                    self.flip and kind is ScanKind.CUMSUM and self.desc.element is ElementKind.F16
+                )
+                return found + (8 if more else 0)
         # Lest the assembler spill a few registers where it has more.
         log_side = self.columns and kind is ScanKind.LOG_CUMSUM_EXP
         tight = table.roomy or tile.resident or kind is ScanKind.CUMSUM or log_side
