@@ -1,7 +1,8 @@
 // What a program reaches at most that reads a block of one array or of two, joins all of it and writes as
 // much as one: the least that a gradient of whole rows does. A thread keeps R pieces of 16 bytes of each in
 // registers and S in shared memory, where they arrive by asynchronous copies of its own, or all by one bulk
-// copy. See ceilings.py.
+// copy. KEPT: the second cache is told to keep for longest what is read (but not of asynchronous copies:
+// there the assembler of CUDA 12.9 and 13.0 makes an instruction that the card refuses). See ceilings.py.
 
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -37,18 +38,35 @@ __device__ __forceinline__ void ask(float4* kept, const float4* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(kept)), "l"(from));
 }
 
-template <int THREADS, int R, int S, bool TWO>
+__device__ __forceinline__ uint64_t kept_longest() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+template <bool KEPT>
+__device__ __forceinline__ float4 load(const float4* from, uint64_t policy) {
+  if (!KEPT) return *from;
+  float4 v;
+  asm volatile("ld.global.nc.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(from), "l"(policy));
+  return v;
+}
+
+template <int THREADS, int R, int S, bool TWO, bool KEPT>
 __global__ void __launch_bounds__(THREADS)
     by_threads(const float4* __restrict__ x, const float4* __restrict__ y, float4* __restrict__ out) {
   extern __shared__ float4 kept[];
   float4* beside = kept + S * THREADS;
   const int t = threadIdx.x;
   const size_t begin = static_cast<size_t>(blockIdx.x) * THREADS * (R + S) + t;
+  const uint64_t policy = KEPT ? kept_longest() : 0;
   float4 own[R > 0 ? R : 1], other[R > 0 ? R : 1];
 #pragma unroll
   for (int i = 0; i < R; i++) {
-    own[i] = x[begin + i * THREADS];
-    if (TWO) other[i] = y[begin + i * THREADS];
+    own[i] = load<KEPT>(x + begin + i * THREADS, policy);
+    if (TWO) other[i] = load<KEPT>(y + begin + i * THREADS, policy);
   }
 #pragma unroll
   for (int i = 0; i < S; i++) {
@@ -78,7 +96,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <int THREADS, int S>
-__global__ void __launch_bounds__(THREADS) by_bulk(const float4* __restrict__ x, const float4*, float4* __restrict__ out) {
+__global__ void __launch_bounds__(THREADS)
+    by_bulk(const float4* __restrict__ x, const float4*, float4* __restrict__ out) {
   extern __shared__ __align__(128) float4 kept[];
   __shared__ uint64_t arrived;
   constexpr int BYTES = THREADS * S * 16, PIECE = BYTES > 16384 ? 16384 : BYTES;
@@ -89,11 +108,13 @@ __global__ void __launch_bounds__(THREADS) by_bulk(const float4* __restrict__ x,
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(&arrived)), "r"(BYTES)
                  : "memory");
+    const uint64_t policy = kept_longest();
     for (int at = 0; at < BYTES; at += PIECE)
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                       address(kept) + at),
-                   "l"(reinterpret_cast<const char*>(x + begin) + at), "r"(PIECE), "r"(address(&arrived))
-                   : "memory");
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+              "r"(address(kept) + at),
+          "l"(reinterpret_cast<const char*>(x + begin) + at), "r"(PIECE), "r"(address(&arrived)), "l"(policy)
+          : "memory");
   }
   __syncthreads();
   uint32_t done = 0;
@@ -116,26 +137,30 @@ struct Way {
   int threads, bytes, shared, inputs;
 };
 
-#define KEPT(T, R, S, TWO)                                                                            \
-  {#T " threads, " #R " registers, " #S " shared", (const void*)by_threads<T, R, S, TWO>, T, T*(R + S) * 16, \
-   (TWO ? 2 : 1) * T * S * 16, TWO ? 2 : 1}
-#define OF_ONE(T, R, S) KEPT(T, R, S, false)
-#define OF_TWO(T, R, S) KEPT(T, R, S, true)
-#define BULK(T, S) {#T " threads, bulk", (const void*)by_bulk<T, S>, T, T* S * 16, T* S * 16, 1}
+#define WAY(T, R, S, TWO, KEPT, TOLD)                                                              \
+  {#T " threads, " #R " registers, " #S " shared" TOLD, (const void*)by_threads<T, R, S, TWO, KEPT>, \
+   T, T*(R + S) * 16, (TWO ? 2 : 1) * T * S * 16, TWO ? 2 : 1}
+#define REGISTERS(T, R, TWO) WAY(T, R, 0, TWO, false, ""), WAY(T, R, 0, TWO, true, ", kept")
+#define OF_ONE(T, R) REGISTERS(T, R, false)
+#define OF_TWO(T, R) REGISTERS(T, R, true)
+#define SHARED(T, R, S) WAY(T, R, S, false, false, "")
+#define SHARED_OF_TWO(T, R, S) WAY(T, R, S, true, false, "")
+#define BULK(T, S) {#T " threads, bulk, kept", (const void*)by_bulk<T, S>, T, T* S * 16, T* S * 16, 1}
 
 static const Way ways[] = {
     // 128, 64, 32, 16, 8, 4 and 2 KiB of one array
-    OF_ONE(1024, 8, 0), OF_ONE(512, 16, 0), OF_ONE(512, 8, 8), OF_ONE(256, 8, 24), OF_ONE(512, 4, 12), BULK(512, 16),
-    OF_ONE(512, 8, 0), OF_ONE(256, 16, 0), OF_ONE(512, 4, 4), OF_ONE(256, 4, 12), BULK(512, 8),
-    OF_ONE(512, 4, 0), OF_ONE(256, 8, 0), OF_ONE(128, 16, 0), OF_ONE(256, 4, 4), BULK(128, 16),
-    OF_ONE(256, 4, 0), OF_ONE(128, 8, 0), OF_ONE(128, 0, 8), BULK(128, 8),
-    OF_ONE(128, 4, 0), OF_ONE(64, 8, 0), BULK(128, 4),
-    OF_ONE(128, 2, 0), OF_ONE(64, 4, 0), OF_ONE(32, 8, 0),
-    OF_ONE(128, 1, 0), OF_ONE(64, 2, 0), OF_ONE(32, 4, 0),
-    // 64, 16 and 2 KiB of each of two
-    OF_TWO(1024, 4, 0), OF_TWO(512, 8, 0), OF_TWO(512, 4, 4), OF_TWO(512, 2, 6), OF_TWO(256, 4, 12),
-    OF_TWO(256, 4, 0), OF_TWO(128, 8, 0), OF_TWO(128, 4, 4),
-    OF_TWO(64, 2, 0), OF_TWO(32, 4, 0),
+    OF_ONE(1024, 8), OF_ONE(512, 16), SHARED(512, 8, 8), SHARED(256, 8, 24), SHARED(512, 4, 12), BULK(512, 16),
+    OF_ONE(1024, 4), OF_ONE(512, 8), OF_ONE(256, 16), SHARED(512, 4, 4), SHARED(256, 4, 12), BULK(512, 8),
+    OF_ONE(1024, 2), OF_ONE(512, 4), OF_ONE(256, 8), OF_ONE(128, 16), SHARED(256, 4, 4), BULK(128, 16),
+    OF_ONE(512, 2), OF_ONE(256, 4), OF_ONE(128, 8), SHARED(128, 0, 8), BULK(128, 8),
+    OF_ONE(256, 2), OF_ONE(128, 4), OF_ONE(64, 8), BULK(128, 4),
+    OF_ONE(128, 2), OF_ONE(64, 4), OF_ONE(32, 8),
+    OF_ONE(128, 1), OF_ONE(64, 2), OF_ONE(32, 4),
+    // 64, 16, 4 and 2 KiB of each of two
+    OF_TWO(1024, 4), OF_TWO(512, 8), SHARED_OF_TWO(512, 4, 4), SHARED_OF_TWO(512, 2, 6), SHARED_OF_TWO(256, 4, 12),
+    OF_TWO(512, 2), OF_TWO(256, 4), OF_TWO(128, 8), SHARED_OF_TWO(128, 4, 4),
+    OF_TWO(256, 1), OF_TWO(128, 2), OF_TWO(64, 4),
+    OF_TWO(128, 1), OF_TWO(64, 2), OF_TWO(32, 4),
 };
 
 extern "C" {

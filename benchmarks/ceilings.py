@@ -3,7 +3,8 @@
 Whoever takes whole rows reads a block, of one array or of two, joins all of it, and only then
 writes as much as one. `ceilings.cu` does that and nothing else, by hand, in blocks of 2 to 128 KiB,
 in registers, in shared memory and in both: the best of them is the ceiling for rows of that many
-bytes. Needs nvcc and a GPU.
+bytes. "Kept" are those that tell the second cache to keep what they read for longest; what others
+pay for that, whose own data the cache held before, is measured too. Needs nvcc and a GPU.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gradplan.bench import clocks
 
 _MIB = (64, 128)  # of each array
+_AFTER_MIB = (12, 24, 36)  # of data that others read again and again
+_AFTER = "256 threads, 4 registers, 0 shared"
 
 
 def _built(folder: str) -> Any:
@@ -66,6 +70,8 @@ def measure(time_ms: float) -> dict[str, Any]:
         out[: size // 4].copy_(x[: size // 4])
 
     rows: list[dict[str, Any]] = [{"way": "a plain copy", "block_bytes": None, **shares(copy, 1)}]
+    after: dict[str, Any] = {}
+    size = max(_MIB) << 20
     pointers = x.data_ptr(), y.data_ptr(), out.data_ptr()
     stream = torch.cuda.current_stream().cuda_stream
     with tempfile.TemporaryDirectory() as folder:
@@ -81,13 +87,38 @@ def measure(time_ms: float) -> dict[str, Any]:
             inputs = library.way_inputs(i)
             way = library.way_name(i).decode() + (", two inputs" if inputs == 2 else "")
             rows.append({"way": way, "block_bytes": library.way_bytes(i), **shares(launch, inputs)})
+            if way.removesuffix(", kept") == _AFTER:
+                after[way] = {
+                    f"{mib} MiB": _after(partial(launch, size), mib) for mib in _AFTER_MIB
+                }
     return {
         "what": (__doc__ or "").partition("\n")[0],
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
         "copy_bytes_per_s": bandwidth,
         "rows": rows,
+        "us_of_reading_so_much_four_times_after": after,
     }
+
+
+def _after(call: Callable[[], object], mib: int, repeats: int = 15) -> list[float]:
+    """Microseconds of four passes, one by one, over data that was in the cache before a call."""
+    import torch
+
+    data = torch.randn(mib << 18, device="cuda")
+    taken = []
+    for _ in range(repeats):
+        for _ in range(3):
+            data.amax()
+        call()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(5)]
+        marks[0].record()
+        for mark in marks[1:]:
+            data.amax()
+            mark.record()
+        torch.cuda.synchronize()
+        taken.append([1e3 * a.elapsed_time(b) for a, b in pairwise(marks)])
+    return [round(statistics.median(each), 2) for each in zip(*taken, strict=True)]
 
 
 def main() -> None:
@@ -100,6 +131,8 @@ def main() -> None:
         block = f"{row['block_bytes'] >> 10} KiB" if row["block_bytes"] else ""
         shares = "  ".join(f"{name} {100 * row[name]:5.1f} %" for name in row if "MiB" in name)
         print(f"{block:>8}  {row['way']:48} {shares}")
+    for way, passes in found["us_of_reading_so_much_four_times_after"].items():
+        print(f"after {way}: {passes}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 
