@@ -19,10 +19,11 @@ import pytest
 import gradplan as gp
 from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
 from gradplan import cases
-from gradplan.backends.gpu import table
+from gradplan.backends.gpu import programs, table
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
+from gradplan.views import view
 from interpreting import MARKS, TRITON, bound, check, long_rows, settle
 
 pytest.importorskip("triton")
@@ -310,6 +311,39 @@ def far_apart(shape, strides, element):
 
 
 FAR = 2**31 + 24
+
+
+SPOILT = {
+    "nothing": [],
+    "a zero": [(700, 0.0)],
+    "two zeros": [(3, 0.0), (2000, -0.0)],
+    "an infinity": [(1500, np.inf)],
+    "a NaN": [(1023, np.nan), (1024, 0.0)],
+    "large and small by turns": [(np.s_[::2], 2.0**14), (np.s_[1::2], 2.0**-14)],
+    "far apart": [(np.s_[:4], 2.0**100), (np.s_[1024:1028], 2.0**-100)],
+    "far apart beside each other": [(np.s_[:4], 2.0**100), (np.s_[4:8], 2.0**-100)],
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("element", HALVES)
+def test_products_of_whole_rows_in_slices(element, spoilt):
+    """Rows of 2048 halves as an H200 takes them: four slices, multiplied one after the other."""
+    if spoilt.startswith("far") and element is not ElementKind.BF16:
+        pytest.skip("beyond f16")
+    desc = cases.describe(spec_of("prod"), element, (2, 2048), (1,))
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    x = np.exp(np.random.default_rng(5).normal(size=(2, 2048)) / 64)
+    for places, value in SPOILT[spoilt]:
+        x[1, places] = value
+    problem.poke("x", ..., x)
+    thresholds = table.table_of("sm_90")
+    strides = {name: view(array).strides for name, array in problem.arrays.items()}
+    (step,) = programs.choose(desc, strides, thresholds).steps
+    assert dict(step.constants)["S"] == 4
+    with table.using("interpreter", thresholds):
+        assert bound(problem).sku.variant == "resident"
+        settle(problem)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sum", "cumsum", "cummax", "prod"])

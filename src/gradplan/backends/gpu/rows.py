@@ -174,7 +174,8 @@ class _Rows:
         table, columns = self.table, self.columns
         size = 2 if self.desc.element is ElementKind.F64 else 1
         # Products keep more beside their rows, and so do rows side by side.
-        words = self.full * size * (table.column_factor if columns else 2 if self.product else 1)
+        heavy = self.product and not (self.plain and self.desc.element is ElementKind.F32)
+        words = self.full * size * (table.column_factor if columns else 2 if heavy else 1)
         least = 1
         if columns:
             least = min(up(self.beside.extent), max(1, 32 // self.item))
@@ -401,6 +402,8 @@ class _Rows:
         if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
             ahead = table.number_of(table.ahead, place, op, element)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
+        sliced = phase == "whole" and self.product and self.half and plain
+        slices = _slices(r * c // warps) if sliced else 1
         return Step(
             kernel="rows.row_tiles",
             grid=self.tiles(r) * count * (2 if lead else 1),
@@ -417,12 +420,13 @@ class _Rows:
                 ("PHASE", phase),
                 ("R", r),
                 ("C", c),
-                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c, warps)),
+                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c // slices, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
                 ("K", joined),
                 ("PAIRS", self.paired and every),
                 ("NEAR", self.geometry.near(r, c)),
                 ("AHEAD", ahead > 0),
+                ("S", slices),
                 ("FULL", every),
             ),
             warps=warps,
@@ -436,6 +440,12 @@ class _Rows:
 def _joined(r: int, table: Table) -> int:
     """So many parts of r rows are joined at a time."""
     return max(2, table.join // r)
+
+
+def _slices(elements: int) -> int:
+    """Into how many slices a product's tile is cut whose warp has so many elements: two runs of a
+    thread each, of 16 bytes of halves, and no more pairs than f64 can multiply."""
+    return max(1, min(4, elements // (32 * 16)))
 
 
 def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int) -> int:
