@@ -402,8 +402,6 @@ class _Rows:
         if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
             ahead = table.number_of(table.ahead, place, op, element)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
-        sliced = phase == "whole" and self.product and self.half and plain
-        slices = _slices(r * c // warps) if sliced else 1
         return Step(
             kernel="rows.row_tiles",
             grid=self.tiles(r) * count * (2 if lead else 1),
@@ -420,13 +418,12 @@ class _Rows:
                 ("PHASE", phase),
                 ("R", r),
                 ("C", c),
-                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c // slices, warps)),
+                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c, warps)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
                 ("K", joined),
                 ("PAIRS", self.paired and every),
                 ("NEAR", self.geometry.near(r, c)),
                 ("AHEAD", ahead > 0),
-                ("S", slices),
                 ("FULL", every),
             ),
             warps=warps,
@@ -440,12 +437,6 @@ class _Rows:
 def _joined(r: int, table: Table) -> int:
     """So many parts of r rows are joined at a time."""
     return max(2, table.join // r)
-
-
-def _slices(elements: int) -> int:
-    """Into how many slices a product's tile is cut whose warp has so many elements: two runs of a
-    thread each, of 16 bytes of halves, and no more pairs than f64 can multiply."""
-    return max(1, min(4, elements // (32 * 16)))
 
 
 def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int) -> int:

@@ -492,7 +492,6 @@ _SM_90 = Table(
         ("cluster_rows", "max", 0, 64),
         ("cluster_rows", "min", 0, 64),
         ("cluster_rows", "prod", 168, 0),
-        ("whole_rows", "prod", 72, 0),
         ("whole_columns", "prod", 96, 0),
         ("cluster_columns", "max", 0, 80),
         ("cluster_columns", "min", 0, 80),

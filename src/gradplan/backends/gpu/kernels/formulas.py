@@ -424,27 +424,28 @@ def product_of_pairs(
     C: tl.constexpr,
     W: tl.constexpr,
     INNER: tl.constexpr,
-    S: tl.constexpr = 1,
 ):
     """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
-    quotient leaves one factor out. Both are tuples of S slices [R, C].
+    quotient leaves one factor out.
 
     For halves a·b is exact in f32 and must be within 2^±60; f32 itself within 2^±100, so that the
-    S · W pairs a thread multiplies stay within f64.
+    W pairs a thread multiplies stay within f64.
     """
     if ELEMENT == "f64":
-        tl.static_assert(S == 1)
-        m, e, odd = parts(a[0])
-        other, more, odd_too = parts(b[0])
+        m, e, odd = parts(a)
+        other, more, odd_too = parts(b)
         usual = tl.max(tl.max((odd | odd_too).to(tl.int32), 1), 0) == 0
         m, e = tl.reduce((m * other, e + more), 1, times_parts)
     else:
-        far, m = few_pairs(ELEMENT, a[0], b[0], R, C, W, INNER)
-        for k in tl.static_range(1, S):
-            further, other = few_pairs(ELEMENT, a[k], b[k], R, C, W, INNER)
-            far, m = tl.maximum(far, further), m * other
-        REACH: tl.constexpr = 200 if ELEMENT == "f32" else 120
-        usual = tl.max(tl.max(far, 1), 0) < (REACH << 24)
+        if ELEMENT == "f32":
+            far = tl.maximum(distance(a, 100), distance(b, 100))
+            usual = tl.max(tl.max(far, 1), 0) < (200 << 24)
+            m = a.to(tl.float64) * b.to(tl.float64)
+        else:
+            pair = a * b
+            usual = tl.max(tl.max(distance(pair, 60), 1), 0) < (120 << 24)
+            m = pair.to(tl.float64)
+        m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
         m, e = plain_parts(m)
         if C // W <= 1000:
             m, e = tl.reduce((m, e), 1, times_few_parts)
@@ -453,28 +454,6 @@ def product_of_pairs(
         else:
             m, e = tl.reduce((m, e), 1, times_parts)
     return m, e.to(tl.float64), usual
-
-
-@triton.jit
-def few_pairs(
-    ELEMENT: tl.constexpr,
-    a,
-    b,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    W: tl.constexpr,
-    INNER: tl.constexpr,
-):
-    """How far the W pairs of each group are from what is usual, and their product."""
-    if ELEMENT == "f32":
-        far = tl.maximum(distance(a, 100), distance(b, 100))
-        m = a.to(tl.float64) * b.to(tl.float64)
-    else:
-        pair = a * b
-        far = distance(pair, 60)
-        m = pair.to(tl.float64)
-    far = tl.max(in_groups(far, R, C, W, INNER), 2)
-    return far, tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
 
 
 @triton.jit

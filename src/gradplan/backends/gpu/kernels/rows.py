@@ -134,7 +134,6 @@ def row_tiles(
     PAIRS: tl.constexpr,
     NEAR: tl.constexpr,
     AHEAD: tl.constexpr,
-    S: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
@@ -147,7 +146,7 @@ def row_tiles(
     the states. "partial", `join_rows` and "apply" do the same in three launches. All give the same
     bits.
 
-    PAIRS: full tiles of halves, of max and min, whose ties share. S: see `whole_products`.
+    PAIRS: full tiles of halves, of max and min, whose ties share.
     """
     pid = tl.program_id(0)
     if PHASE == "lagged":
@@ -188,10 +187,10 @@ def row_tiles(
             tile, part = pid, 0
         else:
             tile, part = pid // parts, pid % parts
-        if PHASE == "whole" and KIND == "prod":
+        if PHASE == "whole" and KIND == "prod" and R == 1 and X == "t" and OUT == "t":
             whole_products(
                 dy, x, out, row_dims, row_dy, row_x, row_out, axis_dims, axis_dy, axis_x, axis_out,
-                n, p, q, tile, ELEMENT, DY, X, OUT, R, C, W, S, CAREFUL, NEAR, FULL,
+                n, p, q, tile, ELEMENT, DY, X, OUT, R, C, W, CAREFUL, NEAR, FULL,
             )  # fmt: skip
         else:
             row_tile(
@@ -207,65 +206,71 @@ def row_tiles(
 def whole_products(
     dy, x, out, row_dims, row_dy, row_x, row_out, axis_dims, axis_dy, axis_x, axis_out,
     n, p, q, tile, ELEMENT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, S: tl.constexpr, CAREFUL: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, CAREFUL: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows of a product, in S slices of two halves each: a pair multiplies in the registers
-    of one thread, slice after slice. What is not usual is read again, when the tile needs no
-    registers any more."""
-    H: tl.constexpr = C // 2 // S
+    """A whole row of a product. What is not usual is read again, when the tile needs no registers
+    any more."""
+    H: tl.constexpr = C // 2
     CACHE: tl.constexpr = cache_of(False, True)
     WIDE: tl.constexpr = ELEMENT == "f64"
+    start = tl.zeros((), n.dtype)
     outer, rows = tile_rows(tile, row_dims, R)
     row_mask = rows < row_dims[0]
-    dy_steps = (row_dims, row_dy, axis_dims, axis_dy)
     x_steps = (row_dims, row_x, axis_dims, axis_x)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
-    start = tl.zeros((), n.dtype)
-    raw_a, raw_b, a, b = (), (), (), ()
-    for k in tl.static_range(0, S):
-        at_a = product_place(tile, outer, rows, row_mask, row_dims, n, k * H, R, H, NEAR)
-        at_b = product_place(tile, outer, rows, row_mask, row_dims, n, C // 2 + k * H, R, H, NEAR)
-        raw_a = raw_a + (fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE),)
-        raw_b = raw_b + (fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE),)
-        a = a + (factors(raw_a[k], X, at_a[2], n, WIDE, R, H, FULL),)
-        b = b + (factors(raw_b[k], X, at_b[2], n, WIDE, R, H, FULL),)
-    at = product_place(tile, outer, rows, row_mask, row_dims, n, 0, R, H, NEAR)
-    here = (outer, rows, at[2], row_mask, row_mask, at[5])
-    factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
-    s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t", S)
+    at_a, at_b = halves_of(tile, outer, rows, row_mask, row_dims, start, n, R, H, NEAR)
+    raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE)
+    raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE)
+    here = (outer, rows, at_a[2], row_mask, row_mask, at_a[5])
+    factor = fetch(dy, DY, here, (row_dims, row_dy, axis_dims, axis_dy), 0.0, True, FULL)
+    a = factors(raw_a, X, at_a[2], n, WIDE, R, H, FULL)
+    b = factors(raw_b, X, at_b[2], n, WIDE, R, H, FULL)
+    s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
     s2 = tl.zeros((R,), tl.float64)
     k0, k1, k2 = numbers("prod", "", ELEMENT, s0, s1, s2, factor, 0.0, p, q, row_mask)
-    k0, k1 = anywhere(k0, R), anywhere(k1, R)
     if usual & (tl.min(k2, 0) != 0.0):
-        for k in tl.static_range(0, S):
-            at_a = product_place(tile, outer, rows, row_mask, row_dims, n, k * H, R, H, NEAR)
-            at_b = product_place(
-                tile, outer, rows, row_mask, row_dims, n, C // 2 + k * H, R, H, NEAR
-            )
-            u = tl.broadcast_to(widened_again(raw_a[k], X, a[k]), (R, H))
-            v = tl.broadcast_to(widened_again(raw_b[k], X, b[k]), (R, H))
-            u, v = product_quotients(ELEMENT, k0, k1, u, v)
-            put(out, OUT, u, at_a, out_steps, R, H, FULL)
-            put(out, OUT, v, at_b, out_steps, R, H, FULL)
+        put_quotients(
+            out, OUT, at_a, at_b, out_steps, raw_a, raw_b, a, b, k0, k1, X, ELEMENT, R, H, FULL,
+            False,
+        )  # fmt: skip
     else:
         if not usual:
-            s0, s1, s2 = careful_state(x, X, at, x_steps, start, n, ELEMENT, R, C, CAREFUL)
+            s0, s1, s2 = careful_state(x, X, at_a, x_steps, start, n, ELEMENT, R, C, CAREFUL)
         careful_map(
-            x, X, out, OUT, at, x_steps, out_steps, start, n, s0, s1, s2, factor,
+            x, X, out, OUT, at_a, x_steps, out_steps, start, n, s0, s1, s2, factor,
             ELEMENT, R, C, CAREFUL,
         )  # fmt: skip
 
 
 @triton.jit
-def product_place(
-    tile, outer, rows, row_mask, row_dims, n, OFFSET: tl.constexpr,
+def halves_of(
+    tile, outer, rows, row_mask, row_dims, begin, n,
     R: tl.constexpr, H: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """Where H places of whole rows are, from the OFFSET-th on."""
-    begin = tl.zeros((), n.dtype) + OFFSET
-    index = begin + tl.arange(0, H)
-    return outer, rows, index, row_mask, index < n, nearby(tile, row_dims, begin, R, H, NEAR)
+    """Where the two halves of a product's tile are: a pair multiplies in the registers of one
+    thread."""
+    first = begin + tl.arange(0, H)
+    second = first + H
+    near_a = nearby(tile, row_dims, begin, R, H, NEAR)
+    near_b = nearby(tile, row_dims, begin + H, R, H, NEAR)
+    at_a = (outer, rows, first, row_mask, first < n, near_a)
+    return at_a, (outer, rows, second, row_mask, second < n, near_b)
+
+
+@triton.jit
+def put_quotients(
+    out, OUT: tl.constexpr, at_a, at_b, out_steps, raw_a, raw_b, a, b, share, scale,
+    X: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr, H: tl.constexpr, FULL: tl.constexpr,
+    SPENT: tl.constexpr,
+):  # fmt: skip
+    """The gradients of both halves, where dividing is all there is to do."""
+    share, scale = anywhere(share, R), anywhere(scale, R)
+    a = tl.broadcast_to(widened_again(raw_a, X, a), (R, H))
+    b = tl.broadcast_to(widened_again(raw_b, X, b), (R, H))
+    a, b = product_quotients(ELEMENT, share, scale, a, b)
+    put(out, OUT, a, at_a, out_steps, R, H, FULL, SPENT)
+    put(out, OUT, b, at_b, out_steps, R, H, FULL, SPENT)
 
 
 @triton.jit
@@ -320,26 +325,20 @@ def row_tile(
     if PHASE != "whole":
         slot += (tile.to(tl.int64) * parts + part) * R
     if KIND == "prod":
-        # Two halves of the tile: a pair multiplies in the registers of one thread.
         H: tl.constexpr = C // 2
-        first = begin + tl.arange(0, H)
-        second = first + H
-        near_a = nearby(tile, row_dims, begin, R, H, NEAR)
-        near_b = nearby(tile, row_dims, begin + H, R, H, NEAR)
-        at_a = (outer, rows, first, row_mask, first < n, near_a)
-        at_b = (outer, rows, second, row_mask, second < n, near_b)
+        at_a, at_b = halves_of(tile, outer, rows, row_mask, row_dims, begin, n, R, H, NEAR)
         raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE)
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE)
         if AHEAD:
             bring_tile(
                 dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
             )  # fmt: skip
-        here = (outer, rows, first, row_mask, row_mask, near_a)
+        here = (outer, rows, at_a[2], row_mask, row_mask, at_a[5])
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
-        a = factors(raw_a, X, first, n, WIDE, R, H, FULL)
-        b = factors(raw_b, X, second, n, WIDE, R, H, FULL)
+        a = factors(raw_a, X, at_a[2], n, WIDE, R, H, FULL)
+        b = factors(raw_b, X, at_b[2], n, WIDE, R, H, FULL)
         if STATE:
-            s0, s1, usual = product_of_pairs(ELEMENT, (a,), (b,), R, H, W, OUT == "t")
+            s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
             s2 = tl.zeros((R,), tl.float64)
             if not usual:
                 s0, s1, s2 = careful_state(x, X, at_a, x_steps, begin, n, ELEMENT, R, C, CAREFUL)
@@ -387,13 +386,11 @@ def row_tile(
             total = total // parts
             k0, k1, k2 = known_numbers(states, here, total, TIES, ELEMENT)
         if KIND == "prod":
-            k0, k1 = anywhere(k0, R), anywhere(k1, R)
             if tl.min(k2, 0) != 0.0:
-                a = tl.broadcast_to(widened_again(raw_a, X, a), (R, H))
-                b = tl.broadcast_to(widened_again(raw_b, X, b), (R, H))
-                a, b = product_quotients(ELEMENT, k0, k1, a, b)
-                put(out, OUT, a, at_a, out_steps, R, H, FULL, SPENT)
-                put(out, OUT, b, at_b, out_steps, R, H, FULL, SPENT)
+                put_quotients(
+                    out, OUT, at_a, at_b, out_steps, raw_a, raw_b, a, b, k0, k1, X, ELEMENT, R, H,
+                    FULL, SPENT,
+                )  # fmt: skip
             else:
                 if not STATE:
                     s0, s1, s2 = known_product(states, here, total)
