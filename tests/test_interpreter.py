@@ -341,6 +341,17 @@ def test_products_of_whole_rows(element, spoilt):
         settle(problem)
 
 
+def test_a_zero_that_reaches_a_product_keeps_its_sign():
+    desc = cases.describe(spec_of("prod"), ElementKind.F32, (2, 2048), (1,))
+    problem = cases.Problem(Case(desc=desc, without=("y",)))
+    problem.poke("x", ..., np.ones((2, 2048)))
+    problem.poke("dy", ..., np.array([[-0.0], [0.0]]))
+    with table.using("interpreter", table.table_of("sm_90")):
+        assert bound(problem).sku.variant == "resident"
+        settle(problem)
+    assert (np.signbit(problem.outputs()["dx"]) == [[True], [False]]).all()
+
+
 @pytest.mark.parametrize("kind", ["softmax", "sum", "cumsum", "cummax", "prod"])
 @pytest.mark.parametrize("rows_far", [True, False], ids=["rows", "axis"])
 def test_strides_beyond_32_bits(kind, rows_far):

@@ -188,6 +188,7 @@ def row_tiles(
         else:
             tile, part = pid // parts, pid % parts
         if PHASE == "whole" and KIND == "prod" and R == 1 and X == "t" and OUT == "t":
+            # Of other tiles it would take more registers than there are.
             whole_products(
                 dy, x, out, row_dims, row_dy, row_x, row_out, axis_dims, axis_dy, axis_x, axis_out,
                 n, p, q, tile, ELEMENT, DY, X, OUT, R, C, W, CAREFUL, NEAR, FULL,
@@ -278,7 +279,7 @@ def anywhere(number, R: tl.constexpr):
     """The number of each row, of a single one for any arrangement of threads: otherwise the
     compiler moves the tile to where the number is, through shared memory."""
     if R == 1:
-        return tl.zeros((1,), number.dtype) + tl.sum(number, 0)
+        return tl.full((1,), tl.max(number, 0), number.dtype)
     else:
         return number
 
