@@ -165,6 +165,8 @@ class _Tiled:
     def lines(self) -> _Tile | None:
         """A tile of lines one after the other, if the table has one."""
         v = max(1, 16 // self.item)
+        if self.ties is not None and self.item == 8:  # two places are too few for a word of marks
+            v = max(v, min(8, self.length // 2))
         size, each = self.table.lines_of(self.kind, self.desc.element, self.length)
         place = "lines"
         if self.recomputes:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .arithmetic import quotient
 from .formulas import apply, counts, hit, numbers
-from .tiles import widened
+from .tiles import USUAL, cache_of, widened
 
 _INFINITY = tl.constexpr(float("inf"))
 
@@ -47,14 +47,17 @@ def join_smaller(a, ties, place, b, more, there):
 
 
 @triton.jit
-def part_of(x, rows, n, row, begin, other, C: tl.constexpr, FULL: tl.constexpr):
+def part_of(
+    x, rows, n, row, begin, other, C: tl.constexpr, FULL: tl.constexpr, CACHE: tl.constexpr = USUAL
+):  # fmt: skip
     """C places of some rows as they are stored; `other` where there is no element."""
     index = begin + tl.arange(0, C)
     source = x + (row.to(tl.int64) * n)[:, None] + index[None, :]
     if FULL:
-        return tl.load(source)
+        return tl.load(source, eviction_policy=CACHE)
     else:
-        return tl.load(source, mask=(row < rows)[:, None] & (index < n)[None, :], other=other)
+        mask = (row < rows)[:, None] & (index < n)[None, :]
+        return tl.load(source, mask=mask, other=other, eviction_policy=CACHE)
 
 
 @triton.jit
@@ -151,13 +154,13 @@ def map_learned(
         if tl.min(told, 0) >= 0:
             value = tl.where(index[None, :] == told[:, None], factor[:, None], 0.0)
         else:
-            raw = part_of(x, rows, n, row, begin, 0.0, C, FULL)
+            raw = part_of(x, rows, n, row, begin, 0.0, C, FULL, cache_of(False, True))
             extremum = tl.load(y + row, mask=mask, other=0.0).to(TYPE)
             share = quotient(factor, tl.where(told < 0, 0 - told, 1).to(TYPE), ELEMENT)
             hits = hit(widened(raw, "t", WIDE), extremum[:, None])
             value = tl.where(hits, share[:, None], 0.0)
     else:
-        raw = part_of(x, rows, n, row, begin, 0.0, C, FULL)
+        raw = part_of(x, rows, n, row, begin, 0.0, C, FULL, cache_of(False, True))
         deviation = factor
         if KIND == "std":
             deviation = tl.load(y + row, mask=mask, other=1.0).to(TYPE)
