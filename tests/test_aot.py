@@ -254,6 +254,35 @@ for element in ELEMENTS[:3]:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
 
 
+def test_the_longest_rows_in_registers_keep_nothing_on_the_stack():
+    """Nor do those of which an operand has one value a row, as the gradient of a sum has; they are
+    compiled in a second each, not in minutes."""
+    code = """
+from gradplan import cases
+from gradplan.backends.gpu import aot, programs, table
+from gradplan.kinds import ElementKind
+from gradplan.registry import KINDS
+specs = {one.kind.value: one for one in KINDS.values()}
+rows, alike = (32768, 1), (0, 0)
+for kind, element, operand, aligned in (
+    ("softmax", "f32", "dy", 16), ("softmax", "bf16", "dy", 16), ("log_softmax", "f32", "dy", 16),
+    ("log_softmax", "f16", "dy", 16), ("max", "f32", "", 16), ("min", "f32", "", 1),
+    ("max", "bf16", "", 1), ("prod", "f32", "", 16), ("prod", "f32", "", 1),
+    ("prod", "f32", "x", 16),
+):
+    desc = cases.describe(specs[kind], ElementKind(element), (1024, 32768), (1,))
+    strides = {one.name: rows if one.shape[1] > 1 else (1, 0) for one in desc.operands}
+    if operand:
+        strides[operand] = alike
+    for step in programs.choose(desc, strides, table.table_of("sm_90")).steps:
+        fault = aot.build(aot.Variant(step, aligned, desc.element, ""), 90).fault
+        assert not fault, (kind, element, operand, fault)
+"""
+    source = str(Path(aot.__file__).parents[3])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
 @pytest.mark.parametrize(("arch", "shared"), [("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])
 def test_rows_are_held_where_they_fit(arch, shared):
     """No launch takes more shared memory than its architecture has."""

@@ -325,10 +325,10 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoilt", SPOILT)
-@pytest.mark.parametrize("element", HALVES)
+@pytest.mark.parametrize("element", ELEMENTS)
 def test_products_of_whole_rows(element, spoilt):
-    """Rows of 2048 halves as an H200 takes them."""
-    if spoilt.startswith("far") and element is not ElementKind.BF16:
+    """Rows of 2048 as an H200 takes them."""
+    if spoilt.startswith("far") and element is ElementKind.F16:
         pytest.skip("beyond f16")
     desc = cases.describe(spec_of("prod"), element, (2, 2048), (1,))
     problem = cases.Problem(Case(desc=desc, without=("y",)))
@@ -339,6 +339,27 @@ def test_products_of_whole_rows(element, spoilt):
     with table.using("interpreter", table.table_of("sm_90")):
         assert bound(problem).sku.variant == "resident"
         settle(problem)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("n", [64, 70, 200])  # a full tile, not a full one, parts
+def test_one_value_a_row_is_added_up_as_often_as_there_are_places(element, n):
+    """As the gradient of a sum comes to log_softmax."""
+    desc = cases.describe(spec_of("log_softmax"), element, (3, n), (1,))
+    rng = np.random.default_rng(n)
+    dtype = cases._DTYPES[element]
+    y, dx = rng.normal(-3.0, 1.0, (3, n)).astype(dtype), np.empty((3, n), dtype)
+    dy = np.broadcast_to(np.array([[1.5], [-0.25], [np.inf]], dtype), (3, n))
+    plan = gp.SoftmaxBackwardPlan.select(desc, preference=TRITON)
+    plan.run(gp.SoftmaxBackwardArgs(dy=dy, y=y, dx=dx))
+    wide, given = y.astype(np.float64), dy.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        wanted = given - np.exp(wide) * given.sum(1, keepdims=True)
+    some = np.finfo(np.float64).eps if element is ElementKind.F64 else 2.0**-23
+    some = {ElementKind.F16: 2.0**-10, ElementKind.BF16: 2.0**-7}.get(element, 8 * some)
+    size = np.abs(given[:2]) * (1 + n * np.exp(wide[:2]))
+    assert (np.abs(dx[:2].astype(np.float64) - wanted[:2]) <= some * size).all()
+    assert np.isnan(dx[2].astype(np.float64)).all()
 
 
 def test_a_zero_that_reaches_a_product_keeps_its_sign():

@@ -64,6 +64,7 @@ _SHAPES: tuple[tuple[Shape, Axes], ...] = (
 )
 # What one kind or element alone needs to meet a variant; the subset does without.
 _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (
+    ((512, 32768), (1,)),  # the longest rows in registers
     ((512, 70_000), (1,)),  # too long for registers in bfloat16 too
     ((300, 4096), (1,)),  # products of f32 that are f64
     ((2, 3, 2**20), (2,)),  # rows of rows, where a gap keeps them apart, whose parts are held

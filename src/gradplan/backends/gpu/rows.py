@@ -174,7 +174,8 @@ class _Rows:
         table, columns = self.table, self.columns
         size = 2 if self.desc.element is ElementKind.F64 else 1
         # Products keep more beside their rows, and so do rows side by side.
-        heavy = self.product and not (self.plain and self.desc.element is ElementKind.F32)
+        light = self.plain and self.modes[1] == "t" and self.desc.element is ElementKind.F32
+        heavy = self.product and not light
         words = self.full * size * (table.column_factor if columns else 2 if heavy else 1)
         least = 1
         if columns:
@@ -394,11 +395,12 @@ class _Rows:
         if not registers and (spacious or (self.product and (r > 1 or masked))):
             registers = all_registers(warps)
         elif not registers and phase == "whole" and warps == 32 and self.lone:
-            # Two programs of the longest rows at a time, if they can.
-            if self.half and not deviates:
-                registers = 32
-            elif self.half or (element is ElementKind.F32 and not deviates):
+            # Two programs of the longest rows at a time. Of f32 only max and min can: they keep who
+            # wins, not what was read.
+            if self.half and deviates:
                 warps, registers = 16, 64
+            elif element is ElementKind.F32 and op in _COUNTS:
+                warps = 16
         if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
             ahead = table.number_of(table.ahead, place, op, element)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1

@@ -165,7 +165,7 @@ class _Tiled:
     def lines(self) -> _Tile | None:
         """A tile of lines one after the other, if the table has one."""
         v = max(1, 16 // self.item)
-        if self.ties is not None and self.item == 8:  # two places are too few for a word of marks
+        if self.ties is not None and self.item == 8:  # two places make too many lines to scan
             v = max(v, min(8, self.length // 2))
         size, each = self.table.lines_of(self.kind, self.desc.element, self.length)
         place = "lines"
@@ -410,9 +410,8 @@ class _Tiled:
             found = table.number_of(table.registers, place, kind, self.desc.element)
             if found:
                 # Rows of f16 from the far end take a few more than those of bf16.
-                more = (
-                    self.flip and kind is ScanKind.CUMSUM and self.desc.element is ElementKind.F16
-                )
+                sums = tile.place == "lines" and kind is ScanKind.CUMSUM
+                more = sums and self.flip and self.desc.element is ElementKind.F16
                 return found + (8 if more else 0)
         # Lest the assembler spill a few registers where it has more.
         log_side = self.columns and kind is ScanKind.LOG_CUMSUM_EXP

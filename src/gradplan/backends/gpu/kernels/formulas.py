@@ -133,7 +133,13 @@ def tile_state(
     elif TIES == "last":
         return tl.max(tl.where(hit(x, y) & mask, order, -1), 1).to(tl.float64)
     else:
-        added = tl.broadcast_to(term(KIND, ELEMENT, dy, x, y), (R, C))
+        added = term(KIND, ELEMENT, dy, x, y)
+        if added.shape[1] < C:  # the same of every place: to add it up took the assembler minutes
+            total = by_rows(added).to(tl.float64) * (C if FULL else tl.sum(mask.to(tl.int32), 1))
+            if added.dtype == tl.float32:
+                total *= row_scale(ELEMENT)
+            return total
+        added = tl.broadcast_to(added, (R, C))
         if not FULL:
             added = tl.where(mask, added, tl.zeros((R, C), added.dtype))
         return row_sum(added, ELEMENT, R, C, W, INNER)

@@ -168,9 +168,10 @@ def fetch_raw(
 def cache_of(spent, streams=False):
     """What the second cache is told of data. Spent: nobody reads it again, and it may go at once.
 
-    Streams: it is read once, by a kernel that writes about as much as it reads, and is kept for
-    longest all the same. Then what is written leaves the cache soon and in its order, and memory
-    takes the same bytes in 2 to 4 % less time (see "What was tried" in the documentation).
+    Streams: it is read, once or for the first time, by a kernel that writes about as much as it
+    reads, and is kept for longest, even if nobody reads it again. Then what is written leaves the
+    cache soon and in its order, and memory takes the same bytes in 2 to 4 % less time (see "What
+    was tried" in the documentation).
     """
     return "evict_first" if spent else "evict_last" if streams else ""
 

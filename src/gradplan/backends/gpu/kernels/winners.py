@@ -1,7 +1,7 @@
 """Which places of a row are its running extremum: the first of two launches of cummax and cummin.
 
 The second needs one bit a place of what x says, so x is read once and the bits are left in the
-workspace: a word for each line of `lines`, a sixteenth of x.
+workspace: a word for each line of `lines`, a sixteenth of x, of f64 a 64th.
 """
 
 import triton
