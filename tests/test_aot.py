@@ -214,6 +214,13 @@ def test_the_interpreter_is_refused(monkeypatch, capsys):
     assert "TRITON_INTERPRET" in capsys.readouterr().err
 
 
+def run_compiler(code, seconds):
+    """Run code in a process whose Triton compiles, whatever this one's does."""
+    source = str(Path(aot.__file__).parents[3])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=seconds)
+
+
 def test_the_smallest_halves_compile_everywhere():
     """Two elements of a half are fewer than an instruction takes, and sm_89 compares no bfloat16
     two at a time."""
@@ -230,9 +237,7 @@ for capability in (80, 89, 90):
         for step in rows.program(desc, strides, table.table_of(f"sm_{capability}")).steps:
             launch.compiled(step, 16, capability)
 """
-    source = str(Path(aot.__file__).parents[3])
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+    run_compiler(code, 300)
 
 
 def test_sums_of_reversed_halves_keep_nothing_on_the_stack():
@@ -249,9 +254,7 @@ for element in ELEMENTS[:3]:
         fault = aot.build(aot.Variant(step, 16, element, ""), 90).fault
         assert not fault, (element, fault)
 """
-    source = str(Path(aot.__file__).parents[3])
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+    run_compiler(code, 300)
 
 
 def test_the_longest_rows_in_registers_keep_nothing_on_the_stack():
@@ -278,9 +281,7 @@ for kind, element, operand, aligned in (
         fault = aot.build(aot.Variant(step, aligned, desc.element, ""), 90).fault
         assert not fault, (kind, element, operand, fault)
 """
-    source = str(Path(aot.__file__).parents[3])
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": source}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    run_compiler(code, 120)
 
 
 @pytest.mark.parametrize(("arch", "shared"), [("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescriptor
 from ...geometry import c_strides, nest
-from ...kinds import ElementKind, OpCategory, ReduceKind, TieRule
+from ...kinds import ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
 from ...registry import Engine
 from . import maps
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
@@ -399,6 +399,8 @@ class _Rows:
             # wins, not what was read.
             if self.half and deviates:
                 warps, registers = 16, 64
+            elif self.half and op is SoftmaxKind.SOFTMAX:  # of log-softmax a few more are needed
+                registers = 32
             elif element is ElementKind.F32 and op in _COUNTS:
                 warps = 16
         if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
