@@ -224,6 +224,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "chained": ("cummax", [((64, 1 << 20), 1)]),
     "chained_far": ("cummax", [((1, 1 << 27), 1)]),
     "whole_columns": ("prod", [((1024, 64, 1024), 1)]),
+    "longest_rows": ("std", [((1024, 32768), 1)]),
     "lagged_rows": ("std", [((1, 1 << 27), 1)]),
     "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
     "walked_rows": ("cummax", [((1 << 16, 1024), 1), ((1024, 131072), 1)]),
@@ -236,8 +237,11 @@ _PLACES: dict[str, tuple[str, Choice]] = {
 
 
 def _is_moot(table: Table, place: str, kind: str, half: bool) -> bool:
-    """Whether there is nothing to choose: no cluster takes the rows, or they are held first."""
+    """Whether there is nothing to choose: no cluster takes the rows, or they are held first; or of
+    the longest rows a cluster takes those of two operands."""
     where, _, layout = place.partition("_")
+    if where == "longest" and kind in ("softmax", "log_softmax"):
+        return True
     if where not in ("cluster", "held") or layout == "scans":
         return False
     element = ElementKind.BF16 if half else ElementKind.F32
@@ -306,10 +310,7 @@ FIELDS: dict[str, Ask | str] = {
         _probes("var", (1024, 65536)),
     ),
     "packed": _on(
-        _probes("softmax", (8192, 8192), elements="bf16"),
-        _probes("softmax", (4096, 16384), elements="bf16"),
-        _probes("softmax", (1024, 32768), elements="bf16"),
-        values=_up_to_four_times,
+        _probes("var", (1024, 65536), elements="bf16"), values=lambda now: [now, 1 << 30]
     ),
     "column_factor": _on(
         _probes("var", (64, 2048, 512), 1, "f32"), _probes("var", (64, 1024, 512), 1, "f32")
@@ -424,6 +425,7 @@ FIELDS: dict[str, Ask | str] = {
     "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
     "marks": "what a limit of the workspace takes away",
     "paired": "what the architecture has",
+    "at_once": _by_place((0, 8, 16)),
     "registers": _by_place((0, 64, 80, 96, 128, 168)),
     "roomy": _on(_probes("cumprod", (8192, 8192)), values=_either),
 }

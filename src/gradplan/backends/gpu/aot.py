@@ -66,6 +66,8 @@ _SHAPES: tuple[tuple[Shape, Axes], ...] = (
 _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((512, 32768), (1,)),  # the longest rows in registers
     ((512, 70_000), (1,)),  # too long for registers in bfloat16 too
+    ((512, 131072), (1,)),  # ... in full parts
+    ((512, 49152), (1,)),
     ((300, 4096), (1,)),  # products of f32 that are f64
     ((2, 3, 2**20), (2,)),  # rows of rows, where a gap keeps them apart, whose parts are held
     ((12, 4096), (0,)),  # columns that log-cumsum-exp keeps where y is absent

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescriptor
 from ...geometry import c_strides, nest
-from ...kinds import ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
+from ...kinds import ElementKind, OpCategory, ReduceKind, TieRule
 from ...registry import Engine
 from . import maps
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
@@ -21,7 +21,9 @@ from .table import Table
 __all__ = ["program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
+_LIGHT = (ElementKind.F32, ElementKind.BF16)
 _TERMS = 4096
+_F16_MORE = 24  # registers, than bf16 of pieces
 _NARROW = 128  # bytes of rows side by side below which memory is much slower
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
@@ -125,10 +127,11 @@ class _Rows:
         self.ordered = ties in (TieRule.FIRST, TieRule.LAST)
         # What is not read in runs, or is told apart by its place, takes registers of its own.
         self.rough = self.ordered or bool({"s", "a"} & {*self.modes})
+        self.even = self.alignment == 16 and not self.rough
         self.plain = (
             self.n == up(self.n) and self.alignment == 16 and not (self.rough or self.columns)
         )
-        self.lone = self.full == 1 and self.plain and not self.product
+        self.lone = self.full == 1 and self.plain
         # Places on an axis of several dimensions are divisions: they take registers too.
         self.many = 4 if len(along.dims) > 1 else 1
         # Otherwise a pointer for each element.
@@ -173,15 +176,18 @@ class _Rows:
         """Whole rows in the registers of a program, if they fit."""
         table, columns = self.table, self.columns
         size = 2 if self.desc.element is ElementKind.F64 else 1
-        # Products keep more beside their rows, and so do rows side by side.
-        light = self.plain and self.modes[1] == "t" and self.desc.element is ElementKind.F32
+        # Products keep more beside their rows (of f16 and f64 more than there is room for), and so
+        # do rows side by side.
+        light = self.plain and self.modes[1] == "t" and self.desc.element in _LIGHT
         heavy = self.product and not light
         words = self.full * size * (table.column_factor if columns else 2 if heavy else 1)
         least = 1
         if columns:
             least = min(up(self.beside.extent), max(1, 32 // self.item))
-        # Long rows of halves wait in registers two by two.
+        # Long rows of halves wait in registers two by two. Where there are clusters, two programs
+        # are faster than one that keeps the longest of two operands.
         packed = self.plain and self.half and not self.product and self.length >= table.packed
+        packed = packed and self.in_runs and (self.full == 1 or table.cluster == 0)
         most = table.resident_words // 2 if self.rough else table.resident_words * (1 + packed)
         if up(self.n) * least * words * self.many > most:
             return None
@@ -223,17 +229,23 @@ class _Rows:
             if c <= max(2, 1024 // r):
                 break
             c //= 2
-        if self.product and self.n % c:  # what is masked takes registers
+        # What is masked takes registers, and so do elements told apart, or read one by one.
+        full = self.n % c == 0
+        if not full if self.product else way == "cluster" and not (full and self.even):
             each //= 2
         return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
 
     def cluster(self, parts: _Parts) -> Program:
         """Parts in the registers of the programs of a cluster."""
-        states = Pointer(WORKSPACE, "fp64")
+        # Of one row a number goes from one shared memory to the others, unless it is none.
+        room = 0
+        if parts.r > 1 or self.product:
+            room = 8 * self.slots * self.tiles(parts.r) * parts.number * parts.r
+        states = Pointer(WORKSPACE, "fp64") if room else None
         return Program(
             steps=(self.step("cluster", parts, states),),
             runner=None,
-            workspace_bytes=8 * self.slots * self.tiles(parts.r) * parts.number * parts.r,
+            workspace_bytes=room,
             reads={},
             layout=self.layout,
             variant="cluster",
@@ -377,34 +389,46 @@ class _Rows:
             else f"{pieces}, whose states are joined in order: two reads",
         )
 
+    def pieces(self, phase: str, parts: _Parts, each: int) -> int:
+        """How many pieces a tile of one row is taken in, of so many elements a thread; 0: it is not
+        for such a tile."""
+        operands = (1,) if self.desc.category is OpCategory.REDUCTION else (0, 2)
+        runs = all(self.modes[k] == "t" for k in (*operands, _LEAD))
+        if phase not in ("whole", "cluster") or parts.r > 1 or not runs:
+            return 0
+        least = 1 if self.product else 0
+        full = self.n == parts.c * parts.number and self.even
+        if not each or not full or self.desc.op in _COUNTS:
+            return least
+        return max(1, parts.c // (32 * parts.warps) // each)
+
     def step(self, phase: str, parts: _Parts, states: Pointer | None = None, lead: int = 0) -> Step:
         """A launch of `rows.row_tiles`."""
         table, op, element = self.table, self.desc.op, self.desc.element
         r, c, warps, count = parts
-        registers = ahead = 0
+        registers = 0
         every = self.n == c * count and self.beside.extent % r == 0
-        strided = "s" in self.modes and (self.product or phase == "lagged")
+        strided = bool({"s", "a"} & {*self.modes}) and (self.product or phase == "lagged")
         masked = phase in ("cluster", "lagged") and not every
         deviates = op in (ReduceKind.VAR, ReduceKind.STD)
         loose = phase == "whole" and self.columns and deviates and not every
-        spacious = self.many > 1 or strided or self.ordered or loose
+        uneven = phase == "cluster" and not self.even
+        spacious = self.many > 1 or strided or self.ordered or loose or uneven
         place = f"{phase}_{self.layout}"
-        plain = every and self.in_runs
-        if plain:
-            registers = table.number_of(table.registers, place, op, element)
-        if not registers and (spacious or (self.product and (r > 1 or masked))):
-            registers = all_registers(warps)
-        elif not registers and phase == "whole" and warps == 32 and self.lone:
+        if phase == "whole" and warps == 32 and self.lone:
             # Two programs of the longest rows at a time. Of f32 only max and min can: they keep who
             # wins, not what was read.
-            if self.half and deviates:
-                warps, registers = 16, 64
-            elif self.half and op is SoftmaxKind.SOFTMAX:  # of log-softmax a few more are needed
-                registers = 32
-            elif element is ElementKind.F32 and op in _COUNTS:
+            place = "longest_rows"
+            if (deviates or self.product) if self.half else op in _COUNTS:
                 warps = 16
-        if plain and phase == "cluster" and "t" in self.modes[:3] and self.alignment == 16:
-            ahead = table.number_of(table.ahead, place, op, element)
+        at_once = table.number_of(table.at_once, place, op, element)
+        pieces = self.pieces(phase, parts._replace(warps=warps), at_once)
+        if every and self.in_runs and (pieces or not at_once):
+            registers = table.number_of(table.registers, place, op, element)
+            if registers and pieces and element is ElementKind.F16:
+                registers += _F16_MORE
+        if not registers and (spacious or (self.product and (r > 1 or masked))):
+            registers = all_registers(warps)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
         return Step(
             kernel="rows.row_tiles",
@@ -415,7 +439,7 @@ class _Rows:
                 ("counters", Pointer(COUNTERS, "i32") if lead else None),
                 *self.arguments,
                 ("parts", Int(count, "i32")),
-                ("lead", Int(lead or table.fill * ahead // count, "i32")),
+                ("lead", Int(lead, "i32")),
             ),
             constants=(
                 *self.constants,
@@ -426,8 +450,8 @@ class _Rows:
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
                 ("K", joined),
                 ("PAIRS", self.paired and every),
+                ("PIECES", pieces),
                 ("NEAR", self.geometry.near(r, c)),
-                ("AHEAD", ahead > 0),
                 ("FULL", every),
             ),
             warps=warps,

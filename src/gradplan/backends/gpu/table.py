@@ -155,8 +155,7 @@ class Table:
     """... and of longer ones where `side` makes fewer tiles ..."""
     ahead: ByPlace
     """Of rows side by side, so many tiles before its turn what a tile reads is asked for; of sums
-    of rows in lines, whether it is in registers by then; of rows in clusters, so many times `fill`
-    programs."""
+    of rows in lines, whether it is in registers by then."""
     strips: int
     """... than so many."""
     side_chunk: int
@@ -211,6 +210,10 @@ class Table:
     """Halves that the architecture compares two at a time."""
     roomy: bool = False
     """Whether scans must be given registers, lest the assembler spill a few."""
+    at_once: ByPlace = ()
+    """Elements that a thread takes to the end before it takes the next ones, of full tiles of one
+    row whose state is a sum or a product; 0 takes all of them a step at a time, as the compiler
+    does."""
     registers: ByPlace = ()
     """The most registers of a thread, of full tiles: fewer, so that more programs run at a time,
     or more than the assembler takes by itself; 0 leaves it to the rules."""
@@ -289,11 +292,10 @@ _SM_90 = Table(
     ),
     lagged_width=128,
     cluster_rows=(
-        ("log_softmax", 16384, 8, 4096, 4),
-        ("softmax", 16384, 8, 8192, 4),
-        ("max", 16384, 8, 16384, 8),
-        ("min", 16384, 8, 16384, 8),
-        ("", 16384, 4, 16384, 4),
+        ("log_softmax", 16384, 4, 8192, 4),
+        ("softmax", 16384, 8, 8192, 8),
+        ("prod", 16384, 4, 16384, 4),
+        ("", 16384, 4, 16384, 8),
     ),
     cluster_columns=(
         ("var", 0, 4, 16384, 4),
@@ -357,9 +359,6 @@ _SM_90 = Table(
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
     held_first=(
         ("held_rows", "prod", 1, 1),
-        ("held_rows", "softmax", 1, 0),
-        ("held_rows", "std", 0, 1),
-        ("held_rows", "var", 0, 1),
         ("held_columns", "", 1, 1),
     ),
     lag=352,
@@ -421,9 +420,6 @@ _SM_90 = Table(
         ("narrow_side", "cumprod", 1, 1),
         ("narrow_side", "log_cumsum_exp", 1, 2),
         ("narrow_side", "", 0, 1),
-        ("cluster_rows", "var", 1, 0),
-        ("cluster_rows", "std", 1, 0),
-        ("cluster_rows", "prod", 1, 0),
     ),
     strips=512,
     side_chunk=512,
@@ -456,6 +452,13 @@ _SM_90 = Table(
     join=1024,
     join_lanes=32,
     paired=(ElementKind.F16, ElementKind.BF16),
+    at_once=(
+        ("longest_rows", "prod", 16, 0),
+        ("cluster_rows", "softmax", 32, 0),
+        ("cluster_rows", "log_softmax", 16, 16),
+        ("cluster_rows", "var", 16, 32),
+        ("cluster_rows", "std", 16, 32),
+    ),
     registers=(
         ("lines", "cumsum", 64, 0),
         ("lines", "cummax", 80, 0),
@@ -487,10 +490,12 @@ _SM_90 = Table(
         ("lagged_columns", "min", 128, 0),
         ("lagged_columns", "var", 168, 96),
         ("lagged_columns", "std", 168, 96),
-        ("cluster_rows", "softmax", 96, 0),
-        ("cluster_rows", "log_softmax", 80, 0),
-        ("cluster_rows", "max", 0, 64),
-        ("cluster_rows", "min", 0, 64),
+        ("longest_rows", "softmax", 32, 0),
+        ("longest_rows", "var", 64, 0),
+        ("longest_rows", "std", 64, 0),
+        ("longest_rows", "prod", 64, 0),
+        ("cluster_rows", "var", 80, 96),
+        ("cluster_rows", "std", 80, 96),
         ("cluster_rows", "prod", 168, 0),
         ("whole_columns", "prod", 96, 0),
         ("cluster_columns", "max", 0, 80),
@@ -582,6 +587,7 @@ _INTERPRETER = Table(
     clear_columns=64,
     join=8,
     join_lanes=2,
+    at_once=(("whole_rows", "", 1, 1),),
 )
 
 

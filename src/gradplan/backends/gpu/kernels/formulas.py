@@ -100,12 +100,21 @@ def row_sum(
     W: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """Σ of `term`s as f64. Halves are summed W at a time in f32: converting costs more."""
+    """Σ of `term`s as f64."""
     if values.dtype == tl.float32:
-        values = tl.sum(in_groups(values, R, C, W, INNER), 2).to(tl.float64)
-        return tl.sum(values, 1) * row_scale(ELEMENT)
+        return tl.sum(sums_of_groups(values, R, C, W, INNER), 1) * row_scale(ELEMENT)
     else:
         return tl.sum(values, 1).to(tl.float64)
+
+
+@triton.jit
+def sums_of_groups(values, R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, INNER: tl.constexpr):
+    """The same by groups that a thread holds. Halves are summed W at a time in f32: converting
+    costs more."""
+    if values.dtype == tl.float32:
+        return tl.sum(in_groups(values, R, C, W, INNER), 2).to(tl.float64)
+    else:
+        return values
 
 
 @triton.jit
@@ -198,18 +207,32 @@ def share_of_pairs(hits, share, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.co
 
 @triton.jit
 def publish(KIND: tl.constexpr, slot, total, s0, s1, s2):
-    """Leave a state for `join`. A product is one number where f64 holds it; otherwise NaN, and its
-    three parts stand in arrays of their own, `total` apart."""
+    """Leave a state for `join`."""
+    tl.store(slot, told(KIND, slot, total, s0, s1, s2))
+
+
+@triton.jit
+def told(KIND: tl.constexpr, slot, total, s0, s1, s2):
+    """The number that tells a state. A product is one number where f64 holds it; otherwise NaN, and
+    its three parts stand behind `slot` in arrays of their own, `total` apart."""
     if KIND == "prod":
         odd = (s2 != 0.0) | (tl.abs(s1) > 900.0)
         exponent = tl.where(odd, 0.0, s1).to(tl.int32)
-        tl.store(slot, tl.where(odd, float("nan"), s0 * power_of_two(exponent)))
         if tl.max(odd.to(tl.int32), 0) > 0:
             tl.store(slot + total, s0)
             tl.store(slot + 2 * total, s1)
             tl.store(slot + 3 * total, s2)
+        return tl.where(odd, float("nan"), s0 * power_of_two(exponent))
     else:
-        tl.store(slot, s0)
+        return s0
+
+
+@triton.constexpr_function
+def told_of_none(kind, ties):
+    """What would be told of no elements."""
+    if kind == "prod":
+        return 1.0
+    return {"first": _FAR.value, "last": -1.0}.get(ties, 0.0)
 
 
 @triton.jit
@@ -225,36 +248,56 @@ def join(
     """The states of R rows, from what their parts [part, R] have published, in an order that
     depends on their number alone."""
     lane = tl.arange(0, R)[:, None]
-    EMPTY: tl.constexpr = (
-        1.0 if KIND == "prod" else _FAR if TIES == "first" else -1.0 if TIES == "last" else 0.0
-    )
+    EMPTY: tl.constexpr = told_of_none(KIND, TIES)
     s0 = tl.full((R, K), EMPTY, tl.float64)
     s1 = tl.zeros((R, K), tl.float64)
     s2 = tl.zeros((R, K), tl.float64)
     for k in range(0, parts, K):
         one = k + tl.arange(0, K)[None, :]
-        mask = one < parts
         slot = states + one * R + lane
         # Another program may have written next to them a moment ago: not from the first cache.
-        t0 = tl.load(slot, mask=mask, other=EMPTY, cache_modifier=".cg")
-        if KIND == "prod":
-            odd = t0 != t0
-            t0, e = plain_parts(t0)
-            t1, t2 = e.to(tl.float64), tl.zeros((R, K), tl.float64)
-            if tl.max(tl.max(odd.to(tl.int32), 1), 0) > 0:
-                slot += total
-                t0 = tl.where(odd, tl.load(slot, mask=odd, other=1.0, cache_modifier=".cg"), t0)
-                slot += total
-                t1 = tl.where(odd, tl.load(slot, mask=odd, other=0.0, cache_modifier=".cg"), t1)
-                slot += total
-                t2 = tl.load(slot, mask=odd, other=0.0, cache_modifier=".cg")
-            s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
-        elif TIES == "first":
-            s0 = tl.minimum(s0, t0)
-        elif TIES == "last":
-            s0 = tl.maximum(s0, t0)
-        else:
-            s0 += t0
+        t0 = tl.load(slot, mask=one < parts, other=EMPTY, cache_modifier=".cg")
+        s0, s1, s2 = heard(KIND, TIES, s0, s1, s2, t0, slot, total)
+    return across(KIND, TIES, s0, s1, s2)
+
+
+@triton.jit
+def join_told(KIND: tl.constexpr, TIES: tl.constexpr, numbers, slot, total, K: tl.constexpr):
+    """The state of one row, from the numbers [1, K] that its parts have told, in the same order."""
+    s0 = tl.full((1, K), told_of_none(KIND, TIES), tl.float64)
+    s1 = tl.zeros((1, K), tl.float64)
+    s2 = tl.zeros((1, K), tl.float64)
+    s0, s1, s2 = heard(KIND, TIES, s0, s1, s2, numbers, slot + tl.arange(0, K)[None, :], total)
+    return across(KIND, TIES, s0, s1, s2)
+
+
+@triton.jit
+def heard(KIND: tl.constexpr, TIES: tl.constexpr, s0, s1, s2, t0, slot, total):
+    """States [R, K] joined with as many that were told."""
+    if KIND == "prod":
+        odd = t0 != t0
+        t0, e = plain_parts(t0)
+        t1, t2 = e.to(tl.float64), tl.zeros(t0.shape, tl.float64)
+        if tl.max(tl.max(odd.to(tl.int32), 1), 0) > 0:
+            slot += total
+            t0 = tl.where(odd, tl.load(slot, mask=odd, other=1.0, cache_modifier=".cg"), t0)
+            slot += total
+            t1 = tl.where(odd, tl.load(slot, mask=odd, other=0.0, cache_modifier=".cg"), t1)
+            slot += total
+            t2 = tl.load(slot, mask=odd, other=0.0, cache_modifier=".cg")
+        s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
+    elif TIES == "first":
+        s0 = tl.minimum(s0, t0)
+    elif TIES == "last":
+        s0 = tl.maximum(s0, t0)
+    else:
+        s0 += t0
+    return s0, s1, s2
+
+
+@triton.jit
+def across(KIND: tl.constexpr, TIES: tl.constexpr, s0, s1, s2):
+    """States [R, K] joined along K."""
     if KIND == "prod":
         s0, s1, s2 = tl.reduce((s0, s1, s2), 1, merge)
         return s0, s1, s2
@@ -432,7 +475,24 @@ def product_of_pairs(
     INNER: tl.constexpr,
 ):
     """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
-    quotient leaves one factor out.
+    quotient leaves one factor out."""
+    m, e, far = products_of_pairs(ELEMENT, a, b, R, C, W, INNER, 1)
+    return joined_products(ELEMENT, m, e, far, 1)
+
+
+@triton.jit
+def products_of_pairs(
+    ELEMENT: tl.constexpr,
+    a,
+    b,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    INNER: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """The same by groups of W pairs that a thread holds, and how far from usual each pair is; of
+    one piece, the row.
 
     For halves a·b is exact in f32 and must be within 2^±60; f32 itself within 2^±100, so that the
     W pairs a thread multiplies stay within f64.
@@ -440,20 +500,33 @@ def product_of_pairs(
     if ELEMENT == "f64":
         m, e, odd = parts(a)
         other, more, odd_too = parts(b)
-        usual = tl.max(tl.max((odd | odd_too).to(tl.int32), 1), 0) == 0
-        m, e = tl.reduce((m * other, e + more), 1, times_parts)
+        return m * other, e + more, (odd | odd_too).to(tl.int32)
     else:
         if ELEMENT == "f32":
             far = tl.maximum(distance(a, 100), distance(b, 100))
-            usual = tl.max(tl.max(far, 1), 0) < (200 << 24)
-            m = a.to(tl.float64) * b.to(tl.float64)
         else:
             pair = a * b
-            usual = tl.max(tl.max(distance(pair, 60), 1), 0) < (120 << 24)
+            far = distance(pair, 60)
+        if PIECES == 1:
+            far = tl.max(far, 1)[:, None]
+        if ELEMENT == "f32":
+            m = a.to(tl.float64) * b.to(tl.float64)
+        else:
             m = pair.to(tl.float64)
-        m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
-        m, e = plain_parts(m)
-        if C // W <= 1000:
+        m, e = plain_parts(tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply))
+        return m, e, far
+
+
+@triton.jit
+def joined_products(ELEMENT: tl.constexpr, m, e, far, PIECES: tl.constexpr):
+    """Those of a row, from the products of groups; of PIECES of them in each."""
+    if ELEMENT == "f64":
+        usual = tl.max(tl.max(far, 1), 0) == 0
+        m, e = tl.reduce((m, e), 1, times_parts)
+    else:
+        LIMIT: tl.constexpr = (200 if ELEMENT == "f32" else 120) << 24
+        usual = tl.max(tl.max(far, 1), 0) < LIMIT
+        if m.shape[1] * PIECES <= 1000:
             m, e = tl.reduce((m, e), 1, times_few_parts)
             m, more = plain_parts(m)
             e += more

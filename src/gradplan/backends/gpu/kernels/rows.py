@@ -10,6 +10,8 @@ from .formulas import (
     hits_of_pairs,
     in_f64,
     join,
+    join_told,
+    joined_products,
     mapped,
     merge,
     numbers,
@@ -17,9 +19,15 @@ from .formulas import (
     product_of_pairs,
     product_quotients,
     product_state,
+    products_of_pairs,
     publish,
+    row_scale,
     share_of_pairs,
+    sums_of_groups,
+    term,
     tile_state,
+    told,
+    told_of_none,
 )
 from .tiles import (
     axis_offset,
@@ -30,12 +38,21 @@ from .tiles import (
     nearby,
     place,
     put,
-    request,
     tile_rows,
     widened,
     widened_again,
 )
-from .waiting import alternate, arrive, await_opening, leave, meet_cluster, open_up, turn
+from .waiting import (
+    alternate,
+    arrive,
+    await_opening,
+    enter_cluster,
+    exchange,
+    leave,
+    meet_cluster,
+    open_up,
+    turn,
+)
 
 
 @triton.jit
@@ -132,21 +149,22 @@ def row_tiles(
     K: tl.constexpr,
     CAREFUL: tl.constexpr,
     PAIRS: tl.constexpr,
+    PIECES: tl.constexpr,
     NEAR: tl.constexpr,
-    AHEAD: tl.constexpr,
     FULL: tl.constexpr,
 ):
     """A program loads a tile of R rows by C places, learns the state of its rows, and maps it.
 
     PHASE "whole": the tile holds whole rows: one read, the state, one write. Longer rows are cut
     into `parts` tiles, whose states meet in `states` [slot, row tile, part, R]. "cluster": the
-    programs of a row wait for each other with their tiles in registers, so still one read.
-    "lagged": every tile is read twice, by two programs, the second so shortly after the first that
-    it finds the tile in the cache; what it must know of its rows the last of the first left behind
-    the states. "partial", `join_rows` and "apply" do the same in three launches. All give the same
-    bits.
+    programs of a row wait for each other with their tiles in registers, so still one read; what
+    they tell each other of a single row goes from one shared memory to the others. "lagged": every
+    tile is read twice, by two programs, the second so shortly after the first that it finds the
+    tile in the cache; what it must know of its rows the last of the first left behind the states.
+    "partial", `join_rows` and "apply" do the same in three launches, and give the same bits.
 
-    PAIRS: full tiles of halves, of max and min, whose ties share.
+    PAIRS: full tiles of halves, of max and min, whose ties share. PIECES: in how many pieces a tile
+    of one row is taken, see `row_pieces`; 0: it is not for such a tile.
     """
     pid = tl.program_id(0)
     if PHASE == "lagged":
@@ -163,7 +181,7 @@ def row_tiles(
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
                 n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, NEAR,
-                0, False, FULL,
+                FULL,
             )  # fmt: skip
             leave(counter, parts)
         else:
@@ -172,7 +190,7 @@ def row_tiles(
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
                 n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, NEAR,
-                0, False, FULL,
+                FULL,
             )  # fmt: skip
             if arrive(counter, parts):
                 join_tile(
@@ -187,61 +205,167 @@ def row_tiles(
             tile, part = pid, 0
         else:
             tile, part = pid // parts, pid % parts
-        if PHASE == "whole" and KIND == "prod" and R == 1 and X == "t" and OUT == "t":
-            # Of other tiles it would take more registers than there are.
-            whole_products(
-                dy, x, out, row_dims, row_dy, row_x, row_out, axis_dims, axis_dy, axis_x, axis_out,
-                n, p, q, tile, ELEMENT, DY, X, OUT, R, C, W, CAREFUL, NEAR, FULL,
+        total = tl.num_programs(0).to(tl.int64) * R
+        if PIECES > 0 and KIND == "prod":
+            product_pieces(
+                dy, x, out, states, row_dims, row_dy, row_x, row_out,
+                axis_dims, axis_dy, axis_x, axis_out, n, p, q, parts, tile, part, total,
+                ELEMENT, DY, X, OUT, PHASE, C, W, K, CAREFUL, PIECES, NEAR, FULL,
+            )  # fmt: skip
+        elif PIECES > 0:
+            row_pieces(
+                dy, x, y, out, states, row_dims, row_dy, row_x, row_y, row_out,
+                axis_dims, axis_dy, axis_x, axis_y, axis_out, n, p, q, parts, tile, part, total,
+                KIND, ELEMENT, DY, X, Y, OUT, PHASE, C, W, K, PIECES, NEAR,
             )  # fmt: skip
         else:
             row_tile(
                 dy, x, y, out, states, counters, row_dims, row_dy, row_x, row_y, row_out,
                 axis_dims, axis_dy, axis_x, axis_y, axis_out, axis_order, order_base,
-                n, p, q, parts, tile, part, tl.num_programs(0).to(tl.int64) * R,
+                n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, NEAR,
-                lead, AHEAD, FULL,
+                FULL,
             )  # fmt: skip
 
 
 @triton.jit
-def whole_products(
-    dy, x, out, row_dims, row_dy, row_x, row_out, axis_dims, axis_dy, axis_x, axis_out,
-    n, p, q, tile, ELEMENT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, CAREFUL: tl.constexpr,
-    NEAR: tl.constexpr, FULL: tl.constexpr,
+def row_pieces(
+    dy, x, y, out, states, row_dims, row_dy, row_x, row_y, row_out,
+    axis_dims, axis_dy, axis_x, axis_y, axis_out, n, p, q, parts, tile, part, total,
+    KIND: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr,
+    OUT: tl.constexpr, PHASE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
+    PIECES: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """A whole row of a product. What is not usual is read again, when the tile needs no registers
-    any more."""
-    H: tl.constexpr = C // 2
+    """A full tile of one row, whose state is a sum: in pieces one after the other. Of a whole tile
+    the compiler works out each step of a formula for all elements before the next step, and the
+    assembler leaves it so, which takes twice the registers."""
+    Q: tl.constexpr = C // PIECES
     CACHE: tl.constexpr = cache_of(False, True)
     WIDE: tl.constexpr = ELEMENT == "f64"
     start = tl.zeros((), n.dtype)
-    outer, rows = tile_rows(tile, row_dims, R)
+    if PHASE == "cluster":
+        room = enter_cluster(K)
+        start = part.to(n.dtype) * C
+    outer, rows = tile_rows(tile, row_dims, 1)
+    row_mask = rows < row_dims[0]
+    out_steps = (row_dims, row_out, axis_dims, axis_out)
+    places = ()
+    raws = ()
+    for i in tl.static_range(PIECES):
+        begin = start + i * Q
+        index = begin + tl.arange(0, Q)
+        at = (outer, rows, index, row_mask, index < n, nearby(tile, row_dims, begin, 1, Q, NEAR))
+        raw_a = fetch_raw(dy, DY, at, (row_dims, row_dy, axis_dims, axis_dy), 0.0, True, CACHE)
+        raw_b = fetch_raw(x, X, at, (row_dims, row_x, axis_dims, axis_x), 1.0, True, CACHE)
+        raw_c = fetch_raw(y, Y, at, (row_dims, row_y, axis_dims, axis_y), 0.0, True, CACHE)
+        places += (at,)
+        raws += ((raw_a, raw_b, raw_c),)
+    wide = ()
+    for i in tl.static_range(PIECES):
+        a = widened(raws[i][0], DY, WIDE)
+        b = widened(raws[i][1], X, WIDE)
+        c = widened(raws[i][2], Y, WIDE)
+        wide += ((a, b, c),)
+        added = sums_of_groups(term(KIND, ELEMENT, a, b, c), 1, Q, W, OUT == "t")
+        if i == 0:
+            sums = added
+        else:
+            sums += added
+    s0 = tl.sum(sums, 1) * row_scale(ELEMENT)
+    if PHASE == "cluster":
+        s0, _, _ = in_cluster(KIND, "", room, states, tile, part, parts, total, s0, s0, s0, K)
+    k0, k1, k2 = numbers(KIND, "", ELEMENT, s0, s0, s0, a, c, p, q, row_mask)
+    for i in tl.static_range(PIECES):
+        a = widened_again(raws[i][0], DY, wide[i][0])
+        b = widened_again(raws[i][1], X, wide[i][1])
+        c = widened_again(raws[i][2], Y, wide[i][2])
+        value = apply(KIND, "", ELEMENT, k0, k1, k2, a, b, c, 0)
+        put(out, OUT, value, places[i], out_steps, 1, Q, True)
+
+
+@triton.jit
+def product_pieces(
+    dy, x, out, states, row_dims, row_dy, row_x, row_out, axis_dims, axis_dy, axis_x, axis_out,
+    n, p, q, parts, tile, part, total,
+    ELEMENT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr,
+    PHASE: tl.constexpr, C: tl.constexpr, W: tl.constexpr, K: tl.constexpr,
+    CAREFUL: tl.constexpr, PIECES: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """The same for a product, of which a tile need not be full. What is not usual is read again,
+    when the tile needs no registers any more."""
+    H: tl.constexpr = C // 2 // PIECES
+    CACHE: tl.constexpr = cache_of(False, True)
+    WIDE: tl.constexpr = ELEMENT == "f64"
+    start = tl.zeros((), n.dtype)
+    if PHASE == "cluster":
+        room = enter_cluster(K)
+        start = part.to(n.dtype) * C
+    outer, rows = tile_rows(tile, row_dims, 1)
     row_mask = rows < row_dims[0]
     x_steps = (row_dims, row_x, axis_dims, axis_x)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
-    at_a, at_b = halves_of(tile, outer, rows, row_mask, row_dims, start, n, R, H, NEAR)
-    raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE)
-    raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE)
+    places = ()
+    raws = ()
+    for i in tl.static_range(PIECES):
+        begin = start + i * 2 * H
+        at_a, at_b = halves_of(tile, outer, rows, row_mask, row_dims, begin, n, 1, H, NEAR)
+        raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE)
+        raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE)
+        places += ((at_a, at_b),)
+        raws += ((raw_a, raw_b),)
+    at_a, at_b = places[0]
     here = (outer, rows, at_a[2], row_mask, row_mask, at_a[5])
     factor = fetch(dy, DY, here, (row_dims, row_dy, axis_dims, axis_dy), 0.0, True, FULL)
-    a = factors(raw_a, X, at_a[2], n, WIDE, R, H, FULL)
-    b = factors(raw_b, X, at_b[2], n, WIDE, R, H, FULL)
-    s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, OUT == "t")
-    s2 = tl.zeros((R,), tl.float64)
-    k0, k1, k2 = numbers("prod", "", ELEMENT, s0, s1, s2, factor, 0.0, p, q, row_mask)
-    if usual & (tl.min(k2, 0) != 0.0):
-        put_quotients(
-            out, OUT, at_a, at_b, out_steps, raw_a, raw_b, a, b, k0, k1, X, ELEMENT, R, H, FULL,
-            False,
-        )  # fmt: skip
-    else:
+    wide = ()
+    for i in tl.static_range(PIECES):
+        a = factors(raws[i][0], X, places[i][0][2], n, WIDE, 1, H, FULL)
+        b = factors(raws[i][1], X, places[i][1][2], n, WIDE, 1, H, FULL)
+        wide += ((a, b),)
+        m, e, far = products_of_pairs(ELEMENT, a, b, 1, H, W, OUT == "t", PIECES)
+        if i == 0:
+            ms, es, fars = m, e, far
+        else:
+            ms, es, fars = ms * m, es + e, tl.maximum(fars, far)
+    s0, s1, usual = joined_products(ELEMENT, ms, es, fars, PIECES)
+    s2 = tl.zeros((1,), tl.float64)
+    if PHASE == "cluster":
         if not usual:
-            s0, s1, s2 = careful_state(x, X, at_a, x_steps, start, n, ELEMENT, R, C, CAREFUL)
+            s0, s1, s2 = careful_state(x, X, at_a, x_steps, start, n, ELEMENT, 1, C, CAREFUL)
+        s0, s1, s2 = in_cluster("prod", "", room, states, tile, part, parts, total, s0, s1, s2, K)
+    k0, k1, k2 = numbers("prod", "", ELEMENT, s0, s1, s2, factor, 0.0, p, q, row_mask)
+    if usual & (tl.min(k2, 0) == 2.0):
+        for i in tl.static_range(PIECES):
+            put_quotients(
+                out, OUT, places[i], out_steps, raws[i], wide[i], k0, k1,
+                X, ELEMENT, 1, H, FULL, False, False,
+            )  # fmt: skip
+    elif usual & (tl.min(k2, 0) != 0.0):
+        for i in tl.static_range(PIECES):
+            put_quotients(
+                out, OUT, places[i], out_steps, raws[i], wide[i], k0, k1,
+                X, ELEMENT, 1, H, FULL, False, True,
+            )  # fmt: skip
+    else:
+        if PHASE != "cluster" and not usual:
+            s0, s1, s2 = careful_state(x, X, at_a, x_steps, start, n, ELEMENT, 1, C, CAREFUL)
         careful_map(
             x, X, out, OUT, at_a, x_steps, out_steps, start, n, s0, s1, s2, factor,
-            ELEMENT, R, C, CAREFUL,
+            ELEMENT, 1, C, CAREFUL,
         )  # fmt: skip
+
+
+@triton.jit
+def in_cluster(
+    KIND: tl.constexpr, TIES: tl.constexpr, room, states, tile, part, parts, total, s0, s1, s2,
+    K: tl.constexpr,
+):  # fmt: skip
+    """The state of a row, of which each program of a cluster has a part."""
+    first = 0
+    if KIND == "prod":
+        first = states + tile.to(tl.int64) * parts
+    number = told(KIND, first + part + tl.arange(0, 1), total, s0, s1, s2)
+    heard = exchange(room, number, told_of_none(KIND, TIES), K)
+    return join_told(KIND, TIES, heard, first, total, K)
 
 
 @triton.jit
@@ -261,17 +385,17 @@ def halves_of(
 
 @triton.jit
 def put_quotients(
-    out, OUT: tl.constexpr, at_a, at_b, out_steps, raw_a, raw_b, a, b, share, scale,
+    out, OUT: tl.constexpr, places, out_steps, raws, values, share, scale,
     X: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr, H: tl.constexpr, FULL: tl.constexpr,
-    SPENT: tl.constexpr,
+    SPENT: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """The gradients of both halves, where dividing is all there is to do."""
     share, scale = anywhere(share, R), anywhere(scale, R)
-    a = tl.broadcast_to(widened_again(raw_a, X, a), (R, H))
-    b = tl.broadcast_to(widened_again(raw_b, X, b), (R, H))
-    a, b = product_quotients(ELEMENT, share, scale, a, b)
-    put(out, OUT, a, at_a, out_steps, R, H, FULL, SPENT)
-    put(out, OUT, b, at_b, out_steps, R, H, FULL, SPENT)
+    a = tl.broadcast_to(widened_again(raws[0], X, values[0]), (R, H))
+    b = tl.broadcast_to(widened_again(raws[1], X, values[1]), (R, H))
+    a, b = product_quotients(ELEMENT, share, scale, a, b, SCALED)
+    put(out, OUT, a, places[0], out_steps, R, H, FULL, SPENT)
+    put(out, OUT, b, places[1], out_steps, R, H, FULL, SPENT)
 
 
 @triton.jit
@@ -304,7 +428,7 @@ def row_tile(
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr, PAIRS: tl.constexpr,
-    NEAR: tl.constexpr, lead, AHEAD: tl.constexpr, FULL: tl.constexpr,
+    NEAR: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """One part of a tile of rows, in one of the phases of `row_tiles`; "second" is the second read
     of "lagged". `total` is the number of states of all parts."""
@@ -312,6 +436,8 @@ def row_tile(
     STATE: tl.constexpr = PHASE != "apply" and PHASE != "second"  # whether it learns one
     SPENT: tl.constexpr = PHASE == "second"  # whether nobody reads the tile again
     CACHE: tl.constexpr = cache_of(SPENT, True)
+    if PHASE == "cluster" and R == 1:
+        room = enter_cluster(K)
     begin = tl.zeros((), n.dtype)
     if PHASE != "whole":
         begin = part.to(n.dtype) * C
@@ -323,17 +449,13 @@ def row_tile(
     y_steps = (row_dims, row_y, axis_dims, axis_y)
     out_steps = (row_dims, row_out, axis_dims, axis_out)
     slot = states
-    if PHASE != "whole":
+    if PHASE != "whole" and not (PHASE == "cluster" and R == 1):
         slot += (tile.to(tl.int64) * parts + part) * R
     if KIND == "prod":
         H: tl.constexpr = C // 2
         at_a, at_b = halves_of(tile, outer, rows, row_mask, row_dims, begin, n, R, H, NEAR)
         raw_a = fetch_raw(x, X, at_a, x_steps, 1.0, FULL, CACHE)
         raw_b = fetch_raw(x, X, at_b, x_steps, 1.0, FULL, CACHE)
-        if AHEAD:
-            bring_tile(
-                dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
-            )  # fmt: skip
         here = (outer, rows, at_a[2], row_mask, row_mask, at_a[5])
         factor = fetch(dy, DY, here, dy_steps, 0.0, True, FULL)
         a = factors(raw_a, X, at_a[2], n, WIDE, R, H, FULL)
@@ -350,10 +472,6 @@ def row_tile(
         raw_a = fetch_raw(dy, DY, at, dy_steps, 0.0, FULL, CACHE)
         raw_b = fetch_raw(x, X, at, x_steps, 1.0, FULL, CACHE)
         raw_c = fetch_raw(y, Y, at, y_steps, 0.0, FULL, CACHE)
-        if AHEAD:
-            bring_tile(
-                dy, x, y, dy_steps, x_steps, y_steps, tile + lead, begin, parts, DY, X, Y, R, C
-            )  # fmt: skip
         a, b, c = widened(raw_a, DY, WIDE), widened(raw_b, X, WIDE), widened(raw_c, Y, WIDE)
         order = ordered(index, axis_dims, axis_order, order_base, TIES)
         if PAIRS:
@@ -368,14 +486,17 @@ def row_tile(
             )
             s1 = s0
             s2 = s0
-    if PHASE != "whole" and STATE:
-        publish(KIND, slot + lane, total, s0, s1, s2)
     if PHASE == "second":
         await_opening(counter)
+    elif PHASE == "cluster" and R == 1:
+        s0, s1, s2 = in_cluster(KIND, TIES, room, states, tile, part, parts, total, s0, s1, s2, K)
     elif PHASE == "cluster":
+        publish(KIND, slot + lane, total, s0, s1, s2)
         meet_cluster()
-        start = states + tile.to(tl.int64) * parts * R
-        s0, s1, s2 = join(KIND, TIES, start, total, parts, R, K)
+        first = states + tile.to(tl.int64) * parts * R
+        s0, s1, s2 = join(KIND, TIES, first, total, parts, R, K)
+    elif PHASE == "partial":
+        publish(KIND, slot + lane, total, s0, s1, s2)
     if PHASE != "partial":
         if STATE:
             if KIND == "prod":
@@ -389,8 +510,8 @@ def row_tile(
         if KIND == "prod":
             if tl.min(k2, 0) != 0.0:
                 put_quotients(
-                    out, OUT, at_a, at_b, out_steps, raw_a, raw_b, a, b, k0, k1, X, ELEMENT, R, H,
-                    FULL, SPENT,
+                    out, OUT, (at_a, at_b), out_steps, (raw_a, raw_b), (a, b), k0, k1,
+                    X, ELEMENT, R, H, FULL, SPENT, True,
                 )  # fmt: skip
             else:
                 if not STATE:
@@ -409,31 +530,6 @@ def row_tile(
             c = widened_again(raw_c, Y, c)
             value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, order)
             put(out, OUT, value, at, out_steps, R, C, FULL, SPENT)
-
-
-@triton.jit
-def bring_tile(
-    dy, x, y, dy_steps, x_steps, y_steps, tile, begin, parts,
-    DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Ask the second cache for what a later tile reads, if there is one."""
-    if tile * parts < tl.num_programs(0):
-        bring_rows(x, X, x_steps, tile, begin, R, C)
-        bring_rows(dy, DY, dy_steps, tile, begin, R, C)
-        bring_rows(y, Y, y_steps, tile, begin, R, C)
-
-
-@triton.jit
-def bring_rows(
-    pointer, MODE: tl.constexpr, steps, tile, begin,
-    R: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """Ask the second cache for a tile of contiguous rows, 64 bytes at a time."""
-    if MODE == "t":
-        ITEMS: tl.constexpr = 512 // pointer.dtype.element_ty.primitive_bitwidth
-        outer, rows = tile_rows(tile, steps[0], R)
-        index = begin + tl.arange(0, C // ITEMS) * ITEMS
-        request(place(pointer, MODE, (outer, rows, index), steps), True)
 
 
 @triton.jit
