@@ -2,9 +2,11 @@
 
 Whoever takes whole rows reads a block, of one array or of two, joins all of it, and only then
 writes as much as one. `ceilings.cu` does that and nothing else, by hand, in blocks of 2 to 128 KiB,
-in registers, in shared memory and in both: the best of them is the ceiling for rows of that many
-bytes. "Kept" are those that tell the second cache to keep what they read for longest; what others
-pay for that, whose own data the cache held before, is measured too. Needs nvcc and a GPU.
+in registers, in shared memory and in both, and by clusters up to 256 KiB: the best of them is the
+ceiling for rows of that many bytes. What a launch takes that does nothing is measured too.
+
+"Kept" are those that tell the second cache to keep what they read for longest; what others pay for
+that, whose own data the cache held before, is measured as well. Needs nvcc and a GPU.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ def measure(time_ms: float) -> dict[str, Any]:
     def copy(size: int) -> None:
         out[: size // 4].copy_(x[: size // 4])
 
+    nothing = 0.0
     rows: list[dict[str, Any]] = [{"way": "a plain copy", "block_bytes": None, **shares(copy, 1)}]
     after: dict[str, Any] = {}
     size = max(_MIB) << 20
@@ -85,6 +88,10 @@ def measure(time_ms: float) -> dict[str, Any]:
 
             library.way_prepare(i)
             inputs = library.way_inputs(i)
+            if inputs == 0:
+                samples = clocks.cuda_samples(partial(launch, 0), clocks.Effort(repeats=200))
+                nothing = 1e6 * statistics.median(samples)
+                continue
             way = library.way_name(i).decode() + (", two inputs" if inputs == 2 else "")
             rows.append({"way": way, "block_bytes": library.way_bytes(i), **shares(launch, inputs)})
             if way.removesuffix(", kept") == _AFTER:
@@ -96,6 +103,7 @@ def measure(time_ms: float) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
         "copy_bytes_per_s": bandwidth,
+        "us_of_a_launch_that_does_nothing": round(nothing, 2),
         "rows": rows,
         "us_of_reading_so_much_four_times_after": after,
     }
@@ -127,6 +135,7 @@ def main() -> None:
     parser.add_argument("--time-ms", type=float, default=12.0, help="measuring, a number")
     options = parser.parse_args()
     found = measure(options.time_ms)
+    print(f"a launch that does nothing: {found['us_of_a_launch_that_does_nothing']} us")
     for row in found["rows"]:
         block = f"{row['block_bytes'] >> 10} KiB" if row["block_bytes"] else ""
         shares = "  ".join(f"{name} {100 * row[name]:5.1f} %" for name in row if "MiB" in name)

@@ -381,6 +381,14 @@ HELD = [
     ((1600, 128), (0,)),  # more parts than programs, and than are heard at a time
     ((4416, 64), (0,)),
 ]
+# The same of clusters: full parts, two of them and as many as there may be, and others.
+CLUSTERED = [
+    ((5, 2048), (1,)),
+    ((3, 8192), (1,)),
+    ((4, 3000), (1,)),
+    ((96, 64), (0,)),
+    ((2, 90, 40), (1,)),
+]
 # Scans of parts in shared memory: rows and strips enough for nine programs or eighteen, and fewer;
 # parts that are full and others.
 WALKED = [
@@ -404,6 +412,22 @@ def held_table():
     )
 
 
+def clustered_table():
+    """Parts of one warp, of which full ones are taken in two pieces."""
+    never = (("", 0, 4, 0, 4),)
+    return replace(
+        table_of("sm_90"),
+        fill=4,
+        resident_words=64,
+        cluster_rows=(("", 1024, 1, 1024, 1),),
+        cluster_columns=(("", 1024, 2, 1024, 2),),
+        held_rows=never,
+        held_columns=never,
+        at_once=(("cluster_rows", "", 16, 16),),
+        registers=(),
+    )
+
+
 def walked_table():
     few = ("cumsum", "cumprod", "log_cumsum_exp")
     sizes = (*((kind, 512, 2, 512, 2) for kind in few), ("", 2048, 2, 2048, 2))
@@ -423,6 +447,28 @@ def walked_table():
 def held(spec, element):
     """Cases that are held in small parts, with their programs."""
     return _in_parts(spec, element, HELD, held_table(), ("held",))
+
+
+def clustered(spec, element):
+    """Cases that small clusters take, with their programs; also with one value a row."""
+    small = clustered_table()
+    yield from _in_parts(spec, element, CLUSTERED, small, ("cluster",))
+    for shape, axes in CLUSTERED:
+        for fields, without in cases.options_of(spec, element):
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            case = Case(desc=desc, without=without, placements=one_value_a_row(desc))
+            program = programs.choose(desc, cases.strides_of(case), small)
+            if program.variant == "cluster":
+                yield case, program
+
+
+def one_value_a_row(desc):
+    """Placements of the inputs that repeat along the axes."""
+    shape, axes = desc.shape_and_axes
+    order = tuple(range(len(shape)))
+    steps = tuple(0 if axis in axes else 1 for axis in order)
+    inputs = [one.name for one in desc.operands if not one.output and one.shape == shape]
+    return tuple((name, cases.Placement(order, steps)) for name in inputs)
 
 
 def walked_or_held(spec, element):

@@ -59,7 +59,6 @@ JOBS = {
     "embedding": ("embedding", (20_000, 96, 300), (90, 5, 9), "f32", (), {"accumulate": False}),
 }
 WITH_WORKSPACE = (
-    "cluster",
     "held",
     "held_product",
     "lagged",

@@ -11,6 +11,8 @@ import pytest
 import gradplan as gp
 from covering import (
     SPECS,
+    clustered,
+    clustered_table,
     covering,
     held,
     held_table,
@@ -86,6 +88,39 @@ def test_held_rows_in_small_parts(spec, element):
     assert any(constants["MORE"] for _, constants in fixed)
     with table.using(launch.device_arch(0), held_table()):
         check(case for case, _ in some)
+
+
+@gpu
+@problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE])
+def test_clusters_of_small_parts(spec, element):
+    """All data and options, where programs tell each other what they have: numbers that fit, and
+    products that do not."""
+    some = list(clustered(spec, element))
+    fixed = [(program.layout, dict(program.steps[-1].constants)) for _, program in some]
+    assert len({(layout, constants["FULL"]) for layout, constants in fixed}) == 4
+    counts = spec.ties or element is ELEMENTS[3]
+    assert any(constants["PIECES"] == 2 for _, constants in fixed) != bool(counts)
+    with table.using(launch.device_arch(0), clustered_table()):
+        check(case for case, _ in some)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_products_of_parts_that_no_number_holds(dtype):
+    """Powers of two, so that gradients are exact: parts of 2^±10240 and ±40960, whose product is 1,
+    and rows whose product is far from 1 or next to the ends of the range."""
+    x = torch.ones(5, 2048, dtype=torch.float64)
+    x[0, :1024], x[0, 1024:] = 2.0**10, 2.0**-10
+    x[1, ::2], x[1, 1::2] = 2.0**-40, 2.0**40
+    x[2, :1024], x[2, 1024:] = 2.0**-40, 2.0**40
+    x[3, 7] = 2.0**60
+    x[4, 3], x[4, 2000] = 2.0**-70, 2.0**-50
+    product = torch.exp2(x.log2().sum(1, keepdim=True))
+    right = (product / x).to(getattr(torch, dtype))
+    x, y = x.to("cuda", getattr(torch, dtype)), product.to("cuda", getattr(torch, dtype))
+    with table.using(launch.device_arch(0), clustered_table()):
+        dx = gp.prod_backward(torch.ones_like(y), x, y, axis=1, keepdims=True)
+    assert torch.equal(dx.cpu(), right)
 
 
 @gpu

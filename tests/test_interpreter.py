@@ -42,6 +42,26 @@ def test_covering_cases(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+@problems(
+    [spec for spec in SPECS if spec.engine is Engine.ROW_STATE and not spec.ties], ELEMENTS[:3]
+)
+def test_a_row_in_pieces(spec, element):
+    """All data and options: what is not usual may be in one piece alone."""
+    missed = []
+    for (fields, without), (k, data) in itertools.product(
+        cases.options_of(spec, element), enumerate(cases.data_of(spec))
+    ):
+        desc = cases.describe(spec, element, (3, 64), (1,), **fields)
+        problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
+        assert dict(program_of(problem).steps[0].constants)["PIECES"] == 2
+        plan = problem.plan("cpu", TRITON)
+        plan.run(problem.args())
+        outcome = problem.outcome(plan.precision_guarantee.relative_error)
+        if not outcome.ok:
+            missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
 def held_shapes(element):
     """Rows of two to four parts, one after the other, longer of halves, and side by side, in full
     tiles and others."""

@@ -135,17 +135,28 @@ def _small(arch: str) -> Iterator[Any]:
 
 
 def _parts(arch: str) -> Iterator[Any]:
-    from covering import held, held_table, walked_or_held, walked_table
+    from covering import (
+        clustered,
+        clustered_table,
+        held,
+        held_table,
+        walked_or_held,
+        walked_table,
+    )
     from gradplan.registry import ELEMENTS, Engine
 
     for spec, element in _each():
-        some: Any = {
-            Engine.ROW_STATE: (held, held_table()),
-            Engine.RECURRENCE: (walked_or_held, walked_table()),
-        }.get(spec.engine)
-        if some is not None and element in ELEMENTS[:3]:
-            for case, _ in some[0](spec, element):
-                yield from _of_case(case, some[1])
+        ways: list[Any] = []
+        if spec.engine is Engine.ROW_STATE:
+            ways.append((clustered, clustered_table()))
+        if element in ELEMENTS[:3]:
+            if spec.engine is Engine.ROW_STATE:
+                ways.append((held, held_table()))
+            elif spec.engine is Engine.RECURRENCE:
+                ways.append((walked_or_held, walked_table()))
+        for some, thresholds in ways:
+            for case, _ in some(spec, element):
+                yield from _of_case(case, thresholds)
 
 
 def _sanitize(arch: str) -> Iterator[Any]:

@@ -28,13 +28,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from covering import covering, held, held_table, small_table, walked_or_held, walked_table
+from covering import (
+    clustered,
+    clustered_table,
+    covering,
+    held,
+    held_table,
+    small_table,
+    walked_or_held,
+    walked_table,
+)
 from gradplan import PlanPreference, cases
 from gradplan.backends.gpu import aot, launch, program, programs, segments, table
 from gradplan.cases import Problem
@@ -73,8 +82,19 @@ def in_parts(spec: KindSpec, element: ElementKind) -> Iterator[Problem]:
     if element is ElementKind.F64:
         element = ElementKind.F32
     some: Any = {Engine.ROW_STATE: held, Engine.RECURRENCE: walked_or_held}.get(spec.engine)
+    if some:
+        yield from _each_way(some(spec, element))
+
+
+def in_clusters(spec: KindSpec, element: ElementKind) -> Iterator[Problem]:
+    """The same of clusters."""
+    if spec.engine is Engine.ROW_STATE:
+        yield from _each_way(clustered(spec, element))
+
+
+def _each_way(some: Iterable[tuple[cases.Case, program.Program]]) -> Iterator[Problem]:
     met = set()
-    for case, launched in some(spec, element) if some else ():
+    for case, launched in some:
         last = launched.steps[-1]
         fixed = dict(last.constants)
         way = (last.kernel, launched.layout, fixed["FULL"], fixed.get("MORE"))
@@ -94,6 +114,7 @@ def some_problems(arch: str, kinds: Sequence[str] | None) -> list[tuple[Problem,
     ]
     if arch != "interpreter":  # where no program waits for another
         grids.append((_table_of_parts, in_parts))
+        grids.append((lambda _: clustered_table(), in_clusters))
     first: list[tuple[Problem, table.Table]] = []
     rest: list[tuple[Problem, table.Table]] = []
     met: set[Any] = set()

@@ -309,9 +309,7 @@ FIELDS: dict[str, Ask | str] = {
         _probes("var", (1024, 32768), elements="f32"),
         _probes("var", (1024, 65536)),
     ),
-    "packed": _on(
-        _probes("var", (1024, 65536), elements="bf16"), values=lambda now: [now, 1 << 30]
-    ),
+    "packed": "where the architecture has no clusters",
     "column_factor": _on(
         _probes("var", (64, 2048, 512), 1, "f32"), _probes("var", (64, 1024, 512), 1, "f32")
     ),

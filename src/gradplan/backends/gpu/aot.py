@@ -189,19 +189,22 @@ def _strides(
     }
 
 
-def _steps(program: Any) -> Iterator[launch.Step]:
-    """All that a program may launch."""
-    yield from (*program.steps, *program.apart)
+def _steps(program: Any, aligned: int) -> Iterator[tuple[launch.Step, int]]:
+    """All that a program may launch, and how addresses are aligned: of rows those are compiled as
+    they are, of scans as if 16 divided them."""
+    for step in (*program.steps, *program.apart):
+        yield step, aligned
     if program.unaligned is not None:
-        yield from _steps(program.unaligned)
+        rows = program.unaligned.steps[0].kernel.startswith("rows.")
+        yield from _steps(program.unaligned, 1 if rows else aligned)
 
 
 def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
     """Every variant once; with a `turn` those of the subset, in a shuffled order of its own."""
     seen = set()
     for program, element, aligned, name in (*_planned(arch, turn), *_learned(arch)):
-        for step in _steps(program):
-            made = Variant(step, aligned, element, f"{program.variant}, {program.layout}: {name}")
+        for step, divides in _steps(program, aligned):
+            made = Variant(step, divides, element, f"{program.variant}, {program.layout}: {name}")
             if made.key not in seen:
                 seen.add(made.key)
                 yield made

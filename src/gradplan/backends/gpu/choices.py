@@ -35,10 +35,14 @@ def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[O
     `runs` is the one that does run, which may be another where addresses are not aligned.
     """
     chosen = choose(desc, strides, table)
-    if chosen.unaligned is not None and runs == chosen.unaligned.variant:
-        found = others(desc, strides, _in_registers(table))
+    if chosen.unaligned is not None and chosen.variant != runs == chosen.unaligned.variant:
         why = "16 does not divide all addresses"
-        aligned = ("walked", "held")
+        aligned = ["walked", "held"]
+        barred = _in_registers(table)
+        if not choose(desc, strides, barred).variant.startswith(runs):
+            barred = replace(barred, cluster=0)
+            aligned.append("cluster")
+        found = others(desc, strides, barred)
         return tuple(Other(one.variant, why) if one.variant in aligned else one for one in found)
     order = _ORDER.get(desc.spec.engine, ())
     name = _base(chosen, order)

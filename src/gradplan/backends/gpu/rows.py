@@ -4,6 +4,7 @@ or in shared memory, or are read twice."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from .table import Table
 __all__ = ["program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
+_LONGEST = 32768  # of which two programs fit into the registers of a processor
 _LIGHT = (ElementKind.F32, ElementKind.BF16)
 _TERMS = 4096
 _F16_MORE = 24  # registers, than bf16 of pieces
@@ -57,28 +59,34 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     if desc.spec.engine is Engine.MAP or ties is TieRule.ALL:
         return maps.program(desc, strides, table, shape, steps, outputs, p, q)
     rows = _Rows(desc, strides, table, outputs, steps, ties, p, q)
-    made = rows.resident() or _cut(rows)
+    made = _chosen(rows)
+    # What is close to the registers there are holds where elements are read in runs of 16 bytes.
+    if rows.even and (made.variant != "resident" or (rows.lone and made.steps[0].registers)):
+        askew = _chosen(rows.askew())
+        if askew.steps != made.steps:
+            room = max(made.workspace_bytes, askew.workspace_bytes)
+            made = replace(made, unaligned=askew, workspace_bytes=room)
     return replace(made, reads={**made.reads, **unread})
 
 
-def _cut(rows: _Rows) -> Program:
-    """Of rows that no program holds alone."""
+def _chosen(rows: _Rows) -> Program:
+    """Whole rows, or those that no program keeps alone."""
+    made = rows.resident()
+    if made is not None:
+        return made
     parts = rows.cut("cluster")
-    if parts is None or parts.number > rows.table.cluster:
-        parts = rows.cut("lagged")
-        assert parts is not None
-        clustered = parts.number <= rows.table.cluster and not rows.columns
-    else:
-        clustered = True
-    made = rows.cluster(parts) if clustered else rows.lagged(parts)
+    clustered = parts is not None and parts.number <= rows.table.cluster
     held = rows.held()
     first = rows.table.number_of(
         rows.table.held_first, f"held_{rows.layout}", rows.desc.op, rows.desc.element
     )
-    if held is None or (clustered and not first):
-        return made
-    room = max(held.workspace_bytes, made.workspace_bytes)
-    return replace(held, unaligned=made, workspace_bytes=room)
+    if held is not None and (first or not clustered):
+        return held
+    if parts is not None and clustered:
+        return rows.cluster(parts)
+    parts = rows.cut("lagged")
+    assert parts is not None
+    return rows.lagged(parts)
 
 
 class _Parts(NamedTuple):
@@ -128,6 +136,7 @@ class _Rows:
         # What is not read in runs, or is told apart by its place, takes registers of its own.
         self.rough = self.ordered or bool({"s", "a"} & {*self.modes})
         self.even = self.alignment == 16 and not self.rough
+        self.capped = True  # whether the table's registers are for it
         self.plain = (
             self.n == up(self.n) and self.alignment == 16 and not (self.rough or self.columns)
         )
@@ -164,6 +173,14 @@ class _Rows:
         ]
         self.slots = _STATE_SLOTS.get(desc.op, 1)
 
+    def askew(self) -> _Rows:
+        """The same at addresses that 16 does not divide."""
+        other = copy(self)
+        other.alignment = 1
+        other.capped = other.even = other.plain = other.lone = other.paired = False
+        other.in_runs = self.in_runs and not self.columns
+        return other
+
     def tiles(self, r: int) -> int:
         """How many tiles of r rows there are."""
         return -(-self.beside.extent // r) * self.beside_tiles
@@ -184,10 +201,9 @@ class _Rows:
         least = 1
         if columns:
             least = min(up(self.beside.extent), max(1, 32 // self.item))
-        # Long rows of halves wait in registers two by two. Where there are clusters, two programs
-        # are faster than one that keeps the longest of two operands.
+        # Where there are no clusters, long rows of halves wait in registers two by two.
         packed = self.plain and self.half and not self.product and self.length >= table.packed
-        packed = packed and self.in_runs and (self.full == 1 or table.cluster == 0)
+        packed = packed and self.in_runs and table.cluster == 0
         most = table.resident_words // 2 if self.rough else table.resident_words * (1 + packed)
         if up(self.n) * least * words * self.many > most:
             return None
@@ -219,6 +235,8 @@ class _Rows:
         room //= self.many
         if not self.in_runs:
             room = min(room, table.strided_tile // self.full // self.many)
+            if self.product and not self.capped:
+                room //= 2
             warps = max(1, room // 512)
         each = max(1, room // warps)
         r = 1
@@ -230,8 +248,8 @@ class _Rows:
                 break
             c //= 2
         # What is masked takes registers, and so do elements told apart, or read one by one.
-        full = self.n % c == 0
-        if not full if self.product else way == "cluster" and not (full and self.even):
+        uneven = way == "cluster" and not self.even
+        if uneven or (self.n % c and (self.product or way == "cluster")):
             each //= 2
         return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
 
@@ -257,7 +275,7 @@ class _Rows:
         """Parts in the shared memory of programs that stay, if that is for this problem."""
         table, op, element = self.table, self.desc.op, self.desc.element
         room, warps = table.part_of(f"held_{self.layout}", op, element)
-        fit = self.in_runs and self.alignment == 16 and self.many == 1 and not self.ordered
+        fit = self.in_runs and self.even and self.many == 1 and not self.ordered
         if not room or not fit or element is ElementKind.F64:
             return None
         by_row = [mode in _BY_ROW for mode in self.modes[:3]]
@@ -415,7 +433,7 @@ class _Rows:
         uneven = phase == "cluster" and not self.even
         spacious = self.many > 1 or strided or self.ordered or loose or uneven
         place = f"{phase}_{self.layout}"
-        if phase == "whole" and warps == 32 and self.lone:
+        if phase == "whole" and warps == 32 and self.lone and self.length <= _LONGEST:
             # Two programs of the longest rows at a time. Of f32 only max and min can: they keep who
             # wins, not what was read.
             place = "longest_rows"
@@ -423,10 +441,11 @@ class _Rows:
                 warps = 16
         at_once = table.number_of(table.at_once, place, op, element)
         pieces = self.pieces(phase, parts._replace(warps=warps), at_once)
-        if every and self.in_runs and (pieces or not at_once):
+        if every and self.in_runs and self.capped and (pieces or not at_once):
             registers = table.number_of(table.registers, place, op, element)
             if registers and pieces and element is ElementKind.F16:
                 registers += _F16_MORE
+        spacious = spacious or not self.capped or (at_once > 0 and not pieces)
         if not registers and (spacious or (self.product and (r > 1 or masked))):
             registers = all_registers(warps)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1

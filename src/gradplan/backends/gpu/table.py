@@ -454,7 +454,7 @@ _SM_90 = Table(
     paired=(ElementKind.F16, ElementKind.BF16),
     at_once=(
         ("longest_rows", "prod", 16, 0),
-        ("cluster_rows", "softmax", 32, 0),
+        ("cluster_rows", "softmax", 32, 32),
         ("cluster_rows", "log_softmax", 16, 16),
         ("cluster_rows", "var", 16, 32),
         ("cluster_rows", "std", 16, 32),

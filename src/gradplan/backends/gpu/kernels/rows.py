@@ -364,8 +364,9 @@ def in_cluster(
     if KIND == "prod":
         first = states + tile.to(tl.int64) * parts
     number = told(KIND, first + part + tl.arange(0, 1), total, s0, s1, s2)
-    heard = exchange(room, number, told_of_none(KIND, TIES), K)
-    return join_told(KIND, TIES, heard, first, total, K)
+    heard = exchange(room, tl.sum(number, 0), told_of_none(KIND, TIES), K)
+    s0, s1, s2 = join_told(KIND, TIES, heard, first, total, K)
+    return anywhere(s0, 1), anywhere(s1, 1), anywhere(s2, 1)
 
 
 @triton.jit

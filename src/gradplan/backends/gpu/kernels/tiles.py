@@ -253,12 +253,11 @@ def put(
 
 
 @triton.jit
-def request(source, STREAMS: tl.constexpr = False):
+def request(source):
     """Ask the second cache for what some pointers point to."""
     if not _INTERPRETED:
-        CODE: tl.constexpr = "prefetch.global.L2" + ("::evict_last" if STREAMS else "")
         tl.inline_asm_elementwise(
-            CODE + " [$1]; mov.u32 $0, 0;",
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
             [source.to(tl.int64)],
             dtype=tl.int32,

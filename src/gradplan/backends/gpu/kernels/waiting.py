@@ -61,13 +61,14 @@ def enter_cluster(K: tl.constexpr):
 
 @triton.jit
 def exchange(room, number, other, K: tl.constexpr):
-    """Tell all programs of a cluster, of K at most, a number [1]: what each has told, [1, K], and
+    """Tell all programs of a cluster, of K at most, a number: what each has told, [1, K], and
     `other` beyond their number. Once in a program, in the room it got when it entered.
 
     The numbers go from one shared memory to the others, which takes half the time of a way through
     the second cache. What was stored before, in memory too, can be loaded.
     """
-    # A thread for each program.
+    # A thread for each program. All of it is scalar: of a tensor the compiler may make the same
+    # again elsewhere, for another arrangement of threads, and a barrier must not come twice.
     room = tl.inline_asm_elementwise(
         """
         {
@@ -96,7 +97,7 @@ def exchange(room, number, other, K: tl.constexpr):
     heard = tl.inline_asm_elementwise(
         "ld.shared.b64 $0, [$1];",
         "=d,r",
-        [room[:, None] + 8 * one],
+        [room + 8 * one],
         dtype=tl.float64,
         is_pure=False,
         pack=1,
