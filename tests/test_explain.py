@@ -280,7 +280,7 @@ def test_scans_in_shared_memory_have_true_reasons():
     ("kind", "shape", "axis", "variant"),
     [
         ("softmax", (8192, 8192), 0, "lagged"),
-        ("std", (64, 2048, 512), 1, "lagged"),
+        ("std", (64, 2048, 512), 1, "cluster"),
         ("prod", (1024, 131072), 1, "cluster"),
         ("prod", (1024, 131072), 1, "held"),
         ("var", (1024, 131072), 1, "cluster"),

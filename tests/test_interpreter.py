@@ -53,7 +53,8 @@ def test_a_row_in_pieces(spec, element):
     ):
         desc = cases.describe(spec, element, (3, 64), (1,), **fields)
         problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
-        assert dict(program_of(problem).steps[0].constants)["PIECES"] == 2
+        pieces = 1 if spec.kind == "prod" and element is ElementKind.F32 else 2
+        assert dict(program_of(problem).steps[0].constants)["PIECES"] == pieces
         plan = problem.plan("cpu", TRITON)
         plan.run(problem.args())
         outcome = problem.outcome(plan.precision_guarantee.relative_error)

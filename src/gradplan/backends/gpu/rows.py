@@ -178,7 +178,6 @@ class _Rows:
         other = copy(self)
         other.alignment = 1
         other.capped = other.even = other.plain = other.lone = other.paired = False
-        other.in_runs = self.in_runs and not self.columns
         return other
 
     def tiles(self, r: int) -> int:
@@ -235,8 +234,6 @@ class _Rows:
         room //= self.many
         if not self.in_runs:
             room = min(room, table.strided_tile // self.full // self.many)
-            if self.product and not self.capped:
-                room //= 2
             warps = max(1, room // 512)
         each = max(1, room // warps)
         r = 1
@@ -248,9 +245,9 @@ class _Rows:
                 break
             c //= 2
         # What is masked takes registers, and so do elements told apart, or read one by one.
-        uneven = way == "cluster" and not self.even
+        uneven = not self.capped or (way == "cluster" and not self.even)
         if uneven or (self.n % c and (self.product or way == "cluster")):
-            each //= 2
+            each //= 4 if self.columns and self.full > 1 and not self.capped else 2
         return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
 
     def cluster(self, parts: _Parts) -> Program:
@@ -416,7 +413,8 @@ class _Rows:
             return 0
         least = 1 if self.product else 0
         full = self.n == parts.c * parts.number and self.even
-        if not each or not full or self.desc.op in _COUNTS:
+        whole = self.desc.op in _COUNTS or (self.product and not self.half)
+        if not each or not full or whole:
             return least
         return max(1, parts.c // (32 * parts.warps) // each)
 

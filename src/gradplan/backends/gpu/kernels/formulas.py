@@ -475,24 +475,7 @@ def product_of_pairs(
     INNER: tl.constexpr,
 ):
     """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
-    quotient leaves one factor out."""
-    m, e, far = products_of_pairs(ELEMENT, a, b, R, C, W, INNER, 1)
-    return joined_products(ELEMENT, m, e, far, 1)
-
-
-@triton.jit
-def products_of_pairs(
-    ELEMENT: tl.constexpr,
-    a,
-    b,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    W: tl.constexpr,
-    INNER: tl.constexpr,
-    PIECES: tl.constexpr,
-):
-    """The same by groups of W pairs that a thread holds, and how far from usual each pair is; of
-    one piece, the row.
+    quotient leaves one factor out.
 
     For halves a·b is exact in f32 and must be within 2^±60; f32 itself within 2^±100, so that the
     W pairs a thread multiplies stay within f64.
@@ -500,38 +483,56 @@ def products_of_pairs(
     if ELEMENT == "f64":
         m, e, odd = parts(a)
         other, more, odd_too = parts(b)
-        return m * other, e + more, (odd | odd_too).to(tl.int32)
+        usual = tl.max(tl.max((odd | odd_too).to(tl.int32), 1), 0) == 0
+        m, e = tl.reduce((m * other, e + more), 1, times_parts)
     else:
         if ELEMENT == "f32":
             far = tl.maximum(distance(a, 100), distance(b, 100))
-        else:
-            pair = a * b
-            far = distance(pair, 60)
-        if PIECES == 1:
-            far = tl.max(far, 1)[:, None]
-        if ELEMENT == "f32":
+            usual = tl.max(tl.max(far, 1), 0) < (200 << 24)
             m = a.to(tl.float64) * b.to(tl.float64)
         else:
+            pair = a * b
+            usual = tl.max(tl.max(distance(pair, 60), 1), 0) < (120 << 24)
             m = pair.to(tl.float64)
-        m, e = plain_parts(tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply))
-        return m, e, far
-
-
-@triton.jit
-def joined_products(ELEMENT: tl.constexpr, m, e, far, PIECES: tl.constexpr):
-    """Those of a row, from the products of groups; of PIECES of them in each."""
-    if ELEMENT == "f64":
-        usual = tl.max(tl.max(far, 1), 0) == 0
-        m, e = tl.reduce((m, e), 1, times_parts)
-    else:
-        LIMIT: tl.constexpr = (200 if ELEMENT == "f32" else 120) << 24
-        usual = tl.max(tl.max(far, 1), 0) < LIMIT
-        if m.shape[1] * PIECES <= 1000:
+        m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
+        m, e = plain_parts(m)
+        if C // W <= 1000:
             m, e = tl.reduce((m, e), 1, times_few_parts)
             m, more = plain_parts(m)
             e += more
         else:
             m, e = tl.reduce((m, e), 1, times_parts)
+    return m, e.to(tl.float64), usual
+
+
+@triton.jit
+def products_of_pairs(
+    a,
+    b,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """The same of one piece of a row of halves: the products of groups, and how far from usual each
+    pair is."""
+    pair = a * b
+    far = distance(pair, 60)
+    m = tl.reduce(in_groups(pair.to(tl.float64), R, C, W, INNER), 2, multiply)
+    m, e = plain_parts(m)
+    return m, e, far
+
+
+@triton.jit
+def joined_products(m, e, far, PIECES: tl.constexpr):
+    """Those of the row, from products of groups, of PIECES of them each."""
+    usual = tl.max(tl.max(far, 1), 0) < (120 << 24)
+    if m.shape[1] * PIECES <= 1000:
+        m, e = tl.reduce((m, e), 1, times_few_parts)
+        m, more = plain_parts(m)
+        e += more
+    else:
+        m, e = tl.reduce((m, e), 1, times_parts)
     return m, e.to(tl.float64), usual
 
 

@@ -321,19 +321,34 @@ def product_pieces(
         a = factors(raws[i][0], X, places[i][0][2], n, WIDE, 1, H, FULL)
         b = factors(raws[i][1], X, places[i][1][2], n, WIDE, 1, H, FULL)
         wide += ((a, b),)
-        m, e, far = products_of_pairs(ELEMENT, a, b, 1, H, W, OUT == "t", PIECES)
-        if i == 0:
-            ms, es, fars = m, e, far
+        if PIECES == 1:
+            s0, s1, usual = product_of_pairs(ELEMENT, a, b, 1, H, W, OUT == "t")
         else:
-            ms, es, fars = ms * m, es + e, tl.maximum(fars, far)
-    s0, s1, usual = joined_products(ELEMENT, ms, es, fars, PIECES)
+            m, e, far = products_of_pairs(a, b, 1, H, W, OUT == "t")
+            if i == 0:
+                ms, es, fars = m, e, far
+            else:
+                ms, es, fars = ms * m, es + e, tl.maximum(fars, far)
+    if PIECES > 1:
+        s0, s1, usual = joined_products(ms, es, fars, PIECES)
     s2 = tl.zeros((1,), tl.float64)
     if PHASE == "cluster":
         if not usual:
             s0, s1, s2 = careful_state(x, X, at_a, x_steps, start, n, ELEMENT, 1, C, CAREFUL)
         s0, s1, s2 = in_cluster("prod", "", room, states, tile, part, parts, total, s0, s1, s2, K)
     k0, k1, k2 = numbers("prod", "", ELEMENT, s0, s1, s2, factor, 0.0, p, q, row_mask)
-    if usual & (tl.min(k2, 0) == 2.0):
+    if PIECES == 1:
+        if usual & (tl.min(k2, 0) != 0.0):
+            put_quotients(
+                out, OUT, places[0], out_steps, raws[0], wide[0], k0, k1,
+                X, ELEMENT, 1, H, FULL, False, True,
+            )  # fmt: skip
+        else:
+            careful_product(
+                x, X, out, OUT, at_a, x_steps, out_steps, start, n, s0, s1, s2, factor, usual,
+                PHASE, ELEMENT, C, CAREFUL,
+            )  # fmt: skip
+    elif usual & (tl.min(k2, 0) == 2.0):
         for i in tl.static_range(PIECES):
             put_quotients(
                 out, OUT, places[i], out_steps, raws[i], wide[i], k0, k1,
@@ -346,12 +361,23 @@ def product_pieces(
                 X, ELEMENT, 1, H, FULL, False, True,
             )  # fmt: skip
     else:
-        if PHASE != "cluster" and not usual:
-            s0, s1, s2 = careful_state(x, X, at_a, x_steps, start, n, ELEMENT, 1, C, CAREFUL)
-        careful_map(
-            x, X, out, OUT, at_a, x_steps, out_steps, start, n, s0, s1, s2, factor,
-            ELEMENT, 1, C, CAREFUL,
+        careful_product(
+            x, X, out, OUT, at_a, x_steps, out_steps, start, n, s0, s1, s2, factor, usual,
+            PHASE, ELEMENT, C, CAREFUL,
         )  # fmt: skip
+
+
+@triton.jit
+def careful_product(
+    x, X: tl.constexpr, out, OUT: tl.constexpr, at, x_steps, out_steps, begin, n, s0, s1, s2, dy,
+    usual, PHASE: tl.constexpr, ELEMENT: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+):  # fmt: skip
+    """A row of which something is not usual; a cluster has seen to its state."""
+    if PHASE != "cluster" and not usual:
+        s0, s1, s2 = careful_state(x, X, at, x_steps, begin, n, ELEMENT, 1, C, H)
+    careful_map(
+        x, X, out, OUT, at, x_steps, out_steps, begin, n, s0, s1, s2, dy, ELEMENT, 1, C, H
+    )  # fmt: skip
 
 
 @triton.jit
