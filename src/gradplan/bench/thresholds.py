@@ -257,7 +257,8 @@ def _by_place(values: Sequence[int]) -> Ask:
         now_lines = getattr(table, name)
         for k, (place, kind, *numbers) in enumerate(now_lines):
             for half in (True, False):
-                if _is_moot(table, place, kind, half):
+                never = name == "at_once" and kind == "prod" and not half  # in pieces
+                if never or _is_moot(table, place, kind, half):
                     continue
                 now = numbers[0 if half else 1]
                 tables = {}

@@ -34,10 +34,10 @@ def ready(made: Program, device: int | None) -> Program:
     """The same, to be run on a device, or in the interpreter."""
     if not made.steps:
         return made
-    if device is None:
-        return replace(made, runner=Interpreter(made.steps, made.counters))
-    apart = Launcher(made.apart, device) if made.apart else None
     askew = ready(made.unaligned, device) if made.unaligned else None
+    if device is None:
+        return replace(made, runner=Interpreter(made.steps, made.counters), unaligned=askew)
+    apart = Launcher(made.apart, device) if made.apart else None
     return replace(made, runner=Launcher(made.steps, device), apart_runner=apart, unaligned=askew)
 
 
