@@ -40,7 +40,7 @@ class Table:
     resident_words: int
     """What a program may keep of its rows, in 32-bit registers, all operands together."""
     packed: int
-    """Rows of halves from here on count half."""
+    """Where there are no clusters, rows of halves from here on count half."""
     column_factor: int
     """Neighbouring rows count so many times."""
     column_bytes: int

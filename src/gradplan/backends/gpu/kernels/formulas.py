@@ -496,13 +496,19 @@ def product_of_pairs(
             m = pair.to(tl.float64)
         m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
         m, e = plain_parts(m)
-        if C // W <= 1000:
-            m, e = tl.reduce((m, e), 1, times_few_parts)
-            m, more = plain_parts(m)
-            e += more
-        else:
-            m, e = tl.reduce((m, e), 1, times_parts)
+        m, e = product_of_groups(m, e, C // W)
     return m, e.to(tl.float64), usual
+
+
+@triton.jit
+def product_of_groups(m, e, COUNT: tl.constexpr):
+    """Significands and exponents multiplied along a row, of so many numbers in all."""
+    if COUNT <= 1000:
+        m, e = tl.reduce((m, e), 1, times_few_parts)
+        m, more = plain_parts(m)
+        return m, e + more
+    else:
+        return tl.reduce((m, e), 1, times_parts)
 
 
 @triton.jit
@@ -527,12 +533,7 @@ def products_of_pairs(
 def joined_products(m, e, far, PIECES: tl.constexpr):
     """Those of the row, from products of groups, of PIECES of them each."""
     usual = tl.max(tl.max(far, 1), 0) < (120 << 24)
-    if m.shape[1] * PIECES <= 1000:
-        m, e = tl.reduce((m, e), 1, times_few_parts)
-        m, more = plain_parts(m)
-        e += more
-    else:
-        m, e = tl.reduce((m, e), 1, times_parts)
+    m, e = product_of_groups(m, e, m.shape[1] * PIECES)
     return m, e.to(tl.float64), usual
 
 
