@@ -196,8 +196,28 @@ def test_what_is_wrong_is_told():
     assert aot.Built(variant, 90, error="no").fault == "no"
     assert aot.Built(variant, 90, stack=8).fault == "8 bytes of stack"
     assert aot.Built(variant, 80, shared=200 << 10).fault == "204800 bytes of shared memory"
+    assert aot.Built(variant, 90, idle=("a", "b")).fault == "barriers that nobody uses: a, b"
     double = next(one for one in aot.variants(90) if one.element is ElementKind.F64)
     assert aot.Built(double, 90, stack=8).fault == ""
+
+
+def test_a_barrier_that_nobody_uses_is_found():
+    """Its room is used by others, and written to by the machine."""
+    code = """
+    %arrived = ttg.local_alloc : () -> !ttg.memdesc<8x1xi64, #shared2, #smem, mutable>
+    %last = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared2, #smem, mutable>
+    %lasting = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared2, #smem, mutable>
+    %0 = ttg.memdesc_index %arrived[%c0_i32] : !ttg.memdesc<8x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %0, 256 : !ttg.memdesc<1xi64, #shared2, #smem, mutable>
+    %1 = ttg.memdesc_index %last[%c0_i32] : !ttg.memdesc<2x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %1, 256 : !ttg.memdesc<1xi64, #shared2, #smem, mutable>
+    %2 = ttg.memdesc_index %lasting[%c0_i32] : !ttg.memdesc<2x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %2, 256 : !ttg.memdesc<1xi64, #shared2, #smem, mutable>
+    ttg.warp_specialize(%dy, %arrived, %lasting)
+"""
+    assert aot.idle_barriers(code) == ("last",)
+    assert aot.idle_barriers(code.replace("%dy", "%last")) == ()
+    assert aot.idle_barriers("%0 = ttg.local_alloc") == ()
 
 
 def test_a_kernel_that_does_not_compile_is_an_answer(monkeypatch):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -322,3 +325,16 @@ def test_no_memory_for_counters_is_a_kernel_failure(no_more_memory):
     one.plan.run(one.args, stream=fresh, workspace=workspace)
     torch.cuda.synchronize()
     one.check()
+
+
+@gpu
+def test_beside_other_processes():
+    """Processes take turns on a GPU, and a launch may be interrupted in its midst: what it had on
+    the chip is put away and comes back. All of it must."""
+    command = [sys.executable, str(Path(__file__).with_name("beside.py")), "10"]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(8)
+    ]
+    told = [one.communicate(timeout=240)[0] for one in running]
+    assert not any(one.returncode for one in running), "\n".join(told)

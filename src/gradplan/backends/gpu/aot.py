@@ -139,6 +139,8 @@ class Built:
     registers: int = 0
     stack: int = 0
     shared: int = 0
+    idle: tuple[str, ...] = ()
+    """Barriers that nobody uses."""
 
     @property
     def fault(self) -> str:
@@ -149,6 +151,8 @@ class Built:
             return f"{self.stack} bytes of stack"
         if self.shared > _SHARED_LIMIT.get(self.arch, self.shared):
             return f"{self.shared} bytes of shared memory"
+        if self.idle:
+            return f"barriers that nobody uses: {', '.join(self.idle)}"
         return ""
 
 
@@ -326,7 +330,26 @@ def build(variant: Variant, arch: int) -> Built:
     if found is None:
         return Built(variant, arch, error=f"cuobjdump says {told!r}")
     registers, stack = map(int, found.groups())
-    return Built(variant, arch, "", registers, stack, int(kernel.metadata.shared))
+    idle = idle_barriers(kernel.asm.get("ttgir", ""))  # one from an archive has none
+    return Built(variant, arch, "", registers, stack, int(kernel.metadata.shared), idle)
+
+
+_INDEXED = re.compile(r"(%\w+) = ttg\.memdesc_index (%\w+)\[")
+_INITIALISED = re.compile(r"ttng\.init_barrier (%\w+)")
+
+
+def idle_barriers(code: str) -> tuple[str, ...]:
+    """Barriers in shared memory that are initialised in Triton's code for GPUs, and then not used.
+
+    The compiler gives their room to others, but to the machine they are barriers still: it may
+    write their state there once more, as it does when another process takes its turn.
+    """
+    names: list[str] = _INITIALISED.findall(code)
+    begin, _, rest = code.rpartition("ttng.init_barrier ")
+    whole: dict[str, str] = dict(_INDEXED.findall(begin))
+    barriers = dict.fromkeys(whole.get(name, name) for name in names)
+    used = set(re.findall(r"%\w+", rest))
+    return tuple(name[1:] for name in barriers if name not in used)
 
 
 def _cuobjdump() -> str:

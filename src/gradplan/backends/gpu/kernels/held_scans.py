@@ -155,13 +155,18 @@ def held_scan(
         for stage in gl.static_range(STAGES):
             mbarrier.init(arrived.index(stage), 32 * NW)
             mbarrier.init(taken.index(stage), 1)
-        last = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         known = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         used = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
         for half in gl.static_range(2):
-            mbarrier.init(last.index(half), 32 * NW)
             mbarrier.init(known.index(half), 1)
             mbarrier.init(used.index(half), 1)
+        # Only where it is waited for: the compiler gives the room of a barrier that nobody uses to
+        # others, and the machine writes the barrier there anew when another process has a turn.
+        last = known
+        if comes_last(MODE):
+            last = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+            for half in gl.static_range(2):
+                mbarrier.init(last.index(half), 32 * NW)
         gl.warp_specialize(
             [
                 (
@@ -228,7 +233,7 @@ def giving(
     STAGES: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Ask for all parts of a program, and write their gradients when all is known."""
-    LAST: tl.constexpr = MODE == "affine" or MODE == "log"
+    LAST: tl.constexpr = comes_last(MODE)
     for ahead in gl.static_range(STAGES):
         ask_for(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps, x_steps, y_steps, n, first,
@@ -355,6 +360,12 @@ def ask_one(
         tile, begin, n, steps[0], steps[1], steps[2], UP, False, 1, G, E, COPY
     )
     copy(pointer + base + at, there, kept.index(stage), FULL)
+
+
+@triton.constexpr_function
+def comes_last(mode):
+    """Whether there is an array that only gradients need."""
+    return mode == "affine" or mode == "log"
 
 
 @triton.constexpr_function
