@@ -5,11 +5,13 @@ The programs here only note the addresses they are given, so no GPU is needed.
 
 import ctypes
 import struct
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 import gradplan as gp
+from gradplan import again as calls
 from gradplan import functions, plans
 from gradplan.again import Recent
 from gradplan.backends import _TritonBackend
@@ -34,6 +36,8 @@ class Program:
 
 
 class Streams:
+    device = 0
+
     def current(self):
         return 7
 
@@ -133,6 +137,19 @@ def test_fresh_arrays_are_written_to():
     assert again.launch((dy, None, y), None, None, [other])
     addresses = {"dy": dy.data_ptr(), "y": y.data_ptr(), "dx": other.data_ptr()}
     assert plan.program.ran == [(addresses, 0, 7)]
+
+
+def test_fresh_arrays_are_allocated_for_their_stream(monkeypatch):
+    plan = FakePlan()
+    dy, dx = tensors(2)
+    recent = Recent()
+    recent.note(plan, {"dy": view(dy), "dx": view(dx)}, (dy,), fresh=1, shape=(4, 6))
+    met = []
+    monkeypatch.setattr(calls, "for_stream", lambda *words: nullcontext(met.append(words)))
+    recent.find((dy,)).fresh((dy,))
+    assert not met
+    recent.find((dy,)).fresh((dy,), 64)
+    assert met == [(0, 64)]
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -328,6 +345,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(plans, "streams_of", lambda device, owner: Streams())
     memory = torch.empty(1 << 20, dtype=torch.uint8)
     monkeypatch.setattr(plans, "allocate", lambda size, device, stream: memory[:size])
+    monkeypatch.setattr(calls, "for_stream", lambda device, stream: nullcontext())
     monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(launch=driver))
     monkeypatch.setattr(launch, "_handle", lambda *_: (1, 0, 32))
     monkeypatch.setattr(launch, "_pointer", lambda address: address)

@@ -129,6 +129,38 @@ def test_run_with_a_workspace_is_captured_and_replayed(name):
 
 
 @gpu
+@pytest.mark.parametrize("name", WITH_WORKSPACE)
+def test_the_memory_of_a_bound_launch_is_in_nobodys_use(name):
+    """It may run on any stream, while what the memory was used for before is still to be done."""
+    job = Job(name, "cuda")
+    busy(0.1)
+    job.plan.run(job.args())
+    launch = job.plan.bind(job.args())
+    assert torch.cuda.current_stream().query()
+    launch(stream=torch.cuda.Stream())
+    torch.cuda.synchronize()
+    job.check()
+
+
+@gpu
+def test_new_arrays_are_allocated_for_the_stream_that_writes_to_them():
+    dy, y = torch.rand(2, 1000, 1000, device="cuda")
+    side = torch.cuda.Stream()
+    for _ in range(3):  # the last two as calls like an earlier one
+        used = torch.empty_like(dy)
+        address = used.data_ptr()
+        torch.cuda.synchronize()
+        busy(0.1)
+        used.zero_()
+        del used
+        got = gp.softmax_backward(dy, y, stream=side)
+        assert got.data_ptr() != address
+        side.synchronize()
+        torch.testing.assert_close(got, y * (dy - (dy * y).sum(1, keepdim=True)))
+        torch.cuda.synchronize()
+
+
+@gpu
 @jobs
 def test_two_streams_at_once(name):
     """Each with its own bound launch, one of them of high priority; run without a workspace too."""

@@ -118,6 +118,15 @@ class TestJax:
         assert np.asarray(got)[0] == n
         assert len(others) == 4
 
+    def test_on_another_stream(self, jax):
+        """What is returned has been written to."""
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            busy(0.1)
+        got = gp.cumsum_backward(jax.numpy.ones(1000), stream=side)
+        assert side.query()
+        np.testing.assert_array_equal(got, np.arange(1000, 0, -1))
+
     def test_an_output_is_refused(self, jax):
         a = jax.numpy.ones((3, 4))
         with pytest.raises(gp.InvalidProblem):

@@ -6,15 +6,17 @@ import ctypes
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import gradplan as gp
-from gradplan.backends.gpu import streams
+from gradplan.backends.gpu import launch, streams
 from jobs import (
     JOBS,
     Job,
+    busy,
     gpu,
     workspace_for,
 )
@@ -303,6 +305,66 @@ def test_a_stream_gets_no_counters_where_nothing_may_last(monkeypatch):
     streams._counters[0, 7] = [torch.zeros(4096, dtype=torch.uint8)]
     assert streams.stream_counters(0, 7, 100, make=False) == streams._counters[0, 7][0].data_ptr()
     assert streams.stream_counters(0, 7, 2000, make=False) == 0
+
+
+def test_the_counters_of_a_stream_are_never_none(monkeypatch):
+    """Other threads look at them while they are made."""
+
+    class Watched(dict):
+        def __setitem__(self, key, value):
+            assert value
+            super().__setitem__(key, value)
+
+        def setdefault(self, key, value):
+            self[key] = value
+            return value
+
+    monkeypatch.setattr(streams, "capturing", lambda stream: False)
+    monkeypatch.setattr(streams, "_counters", Watched())
+    made = lambda device, stream, count: torch.zeros(4 * count, dtype=torch.uint8)  # noqa: E731
+    monkeypatch.setattr(streams, "_counters_on", made)
+    first = streams.stream_counters(0, 7, 100)
+    assert first == streams.stream_counters(0, 7, 1000)
+    assert first != streams.stream_counters(0, 7, 2000)
+    first, second = streams._counters[0, 7]  # a launch may still use the first
+    assert first.numel() < second.numel()
+
+
+def test_launches_that_belong_together_are_not_mixed_with_others_on_a_stream():
+    """Threads may share a workspace there, by whatever plans."""
+
+    class Call:
+        block, pointers = None, ()
+
+        def on(self, handle, stream):
+            return lambda: 0
+
+    some = [launch.Bound([Call(), Call()], 0) for _ in range(2)]
+    for one in some:
+        one.load(16, [None, None])
+    locks = [[one._on(stream).args[1] for one in some] for stream in (7, 8)]
+    assert locks[0][0] is locks[0][1]
+    assert locks[1][0] is locks[1][1]
+    assert locks[0][0] is not locks[1][0]
+
+
+@gpu
+def test_memory_for_the_streams_of_threads():
+    """One handle names a stream of each thread; memory of one that is busy is not another's."""
+    met = []
+
+    def sleep_and_allocate():
+        stream = torch.cuda.ExternalStream(streams.PER_THREAD)
+        with torch.cuda.stream(stream):
+            busy(0.5)
+        met.append(streams.allocate(1 << 20, 0, streams.PER_THREAD).data_ptr())
+
+    for _ in range(2):
+        thread = threading.Thread(target=sleep_and_allocate)
+        thread.start()
+        thread.join()
+    assert met[0] != met[1]
+    torch.cuda.synchronize()
 
 
 @gpu

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 import weakref
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
@@ -642,6 +643,15 @@ def test_cupy_outputs(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     assert empty_like_type(like, (2, 3)) == ("cupy", (2, 3), np.float32)
     assert entered == [True, False]
+    cupy.cuda = types.SimpleNamespace(
+        ExternalStream=lambda *words: nullcontext(entered.append(words)),
+        Stream=types.SimpleNamespace(null=nullcontext()),
+    )
+    index = int(view(like).device.partition(":")[2])
+    assert empty_like_type(like, (2,), 64) == ("cupy", (2,), np.float32)
+    assert entered[2:] == [(64, index), True, False]
+    assert empty_like_type(like, (2,), 0) == ("cupy", (2,), np.float32)
+    assert entered[5:] == [True, False]
     result = object()
     assert restore_type(like, result) is result
 
@@ -815,6 +825,11 @@ def test_empty_like_torch(kind):
     made = empty_like_type(like, (2, 3))
     assert (tuple(made.shape), made.dtype, made.is_contiguous()) == ((2, 3), like.dtype, True)
     assert restore_type(like, made) is made
+
+
+def test_empty_like_on_the_cpu_needs_no_stream():
+    for like in (torch.zeros(3), np.zeros(3), Speaks(torch.zeros(3))):
+        assert tuple(empty_like_type(like, (2,), stream=object()).shape) == (2,)
 
 
 def test_empty_like_torch_that_requires_grad():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from .backends.gpu.streams import for_stream
 from .views import Layout, View, in_forward_mode, no_memory_for, tensor_counter, torch_maker
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ class Again:
         self._count = tensor_counter()
         self._written = count - len(outputs)  # the first of them: they come last
 
-    def fresh(self, arrays: tuple[Any, ...]) -> list[Any]:
-        """New tensors for the outputs."""
+    def fresh(self, arrays: tuple[Any, ...], stream: Any = None) -> list[Any]:
+        """New tensors for the outputs, to be written to on this stream."""
         assert self._make is not None
+        if stream is not None:
+            with for_stream(self._streams.device, stream):
+                return self.fresh(arrays)
         place, make = self._make
         like = arrays[place]
         try:

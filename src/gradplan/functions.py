@@ -140,7 +140,7 @@ class _Function:
         again = None if recent is None else recent.find(arrays)
         if again is None:
             return None
-        made = again.fresh(arrays)
+        made = again.fresh(arrays, stream)
         if not again.launch(arrays, stream, None, made):
             return None
         return made[0] if len(made) == 1 else tuple(made)
@@ -173,14 +173,14 @@ class _Function:
         self, plan: Plan, like: Any, views: dict[str, View], shape: Shape, out: Any, stream: Any
     ) -> Any:
         """Run into `out`, or into a new array like `like`; `shape` is the caller's own."""
-        target = empty_like_type(like, shape) if out is None else out
+        target = empty_like_type(like, shape, stream) if out is None else out
         lent = view(target, self.out)
         if lent.layout.shape != shape:
             raise InvalidProblem(f"{self.out} must have shape {shape}, got {lent.shape}")
         views["dx"] = _row(lent)
         plan._run_views(views, None, None, stream)
         if out is None:
-            return restore_type(like, target)
+            return restore_type(like, target, stream)
         count_write(out)
         return out
 
@@ -289,7 +289,7 @@ def lerp_backward(
         )
         remember(_LERP.asked, key, plan)
     if out is None:
-        targets = (empty_like_type(dy, shape), empty_like_type(dy, shape))
+        targets = (empty_like_type(dy, shape, stream), empty_like_type(dy, shape, stream))
     else:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise InvalidProblem("lerp_backward: out must be a pair (da, db), either may be None")
@@ -309,7 +309,7 @@ def lerp_backward(
             count_write(target)
         return targets
     _LERP.note(question, plan, views, shape, dy, count=2)
-    return restore_type(dy, targets[0]), restore_type(dy, targets[1])
+    return restore_type(dy, targets[0], stream), restore_type(dy, targets[1], stream)
 
 
 _LERP = _Function(BinaryParamBackwardPlan, BinaryParamBackwardDescriptor, BinaryKind.LERP)
@@ -766,7 +766,9 @@ def embedding_backward(
         answer = _embedding(rows, keys, preference, *options)
         remember(_EMBEDDING.asked, key, answer)
     plan, extents, dout_layout, indices_layout = answer
-    target = empty_like_type(dout, plan._operands[2].shape) if out is None else out
+    target = out
+    if out is None:
+        target = empty_like_type(dout, plan._operands[2].shape, stream)
     views = {
         "dout": View(rows.ptr, dout_layout, rows.owner),
         "indices": View(keys.ptr, indices_layout, keys.owner),
@@ -778,7 +780,7 @@ def embedding_backward(
         return out
     if len(extents) == 1:  # else the plan itself does not say what runs
         _EMBEDDING.note(question, plan, views, plan._operands[2].shape, dout, indices)
-    return restore_type(dout, target)
+    return restore_type(dout, target, stream)
 
 
 _EMBEDDING = _Function(EmbeddingBackwardPlan, EmbeddingBackwardDescriptor, EmbeddingKind.EMBEDDING)

@@ -24,7 +24,14 @@ from .args import (
     SoftmaxBackwardArgs,
 )
 from .backends import Backend, Program, find
-from .backends.gpu.streams import OwnersStreams, Streams, allocate, streams_of, workspace_memory
+from .backends.gpu.streams import (
+    OwnersStreams,
+    Streams,
+    allocate,
+    settle,
+    streams_of,
+    workspace_memory,
+)
 from .descriptors import (
     BinaryParamBackwardDescriptor,
     EmbeddingBackwardDescriptor,
@@ -298,7 +305,8 @@ class Plan:
         """Fix the kernel variant for these very arrays, and keep them alive.
 
         A workspace of `launch.workspace_size` bytes is enough, as an earlier launch for such arrays
-        tells it; `plan.workspace_size` always is.
+        tells it; `plan.workspace_size` always is. Without one the launch owns a workspace for any
+        stream: on a GPU that waits for what the current stream has to do.
         """
         views = self._views(args)
         program = self._prepare(views)
@@ -313,6 +321,8 @@ class Plan:
         gpu = gpu.suited(addresses_of(views))
         needed = gpu.workspace_bytes
         address, keep = self._workspace(needed, workspace, views, handle, least=needed)
+        if workspace is None and keep is not None:
+            settle(streams.device, handle)
         bound = gpu.bind(views, address, handle)
         launch = bound.__call__  # a method is called faster than an object that has it
         own = (keep if workspace is None else None, getattr(bound, "owned", None))

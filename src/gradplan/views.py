@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import prod
 from operator import methodcaller
@@ -742,14 +743,18 @@ def _meet(array: Any, name: str) -> View:
     return viewer(array, name)
 
 
-def empty_like_type(like: Any, shape: _Shape) -> Any:
-    """A fresh writable C-contiguous array of the library, dtype and device of `like`.
+def empty_like_type(like: Any, shape: _Shape, stream: Any = None) -> Any:
+    """A fresh writable C-contiguous array of the library, dtype and device of `like`, for a stream
+    to write to, by default the current one.
 
     Libraries without mutable arrays get one that `restore_type` can turn into theirs.
     """
     library = _library_of(like)
     if library in ("numpy", "numpy scalar"):
         return np.empty(shape, like.dtype)
+    if stream is not None:
+        with _allocating(library, like, stream):
+            return empty_like_type(like, shape)
     if library == "torch":
         try:
             if like.shape == shape:
@@ -774,6 +779,23 @@ def empty_like_type(like: Any, shape: _Shape) -> Any:
     return torch.empty(shape, dtype=getattr(torch, _NAMES[made.dtype]), device=made.device)
 
 
+def _allocating(library: str | None, like: Any, stream: Any) -> AbstractContextManager[Any]:
+    """Within it a library allocates arrays for a stream: memory that has gone back to a library may
+    still be in use, by what the current stream has to do."""
+    device = view(like, "like").device
+    if device == "cpu":
+        return nullcontext()
+    from .backends.gpu import streams
+
+    index = int(device.partition(":")[2])
+    if library == "cupy":
+        cuda: Any = sys.modules["cupy"].cuda
+        handle = streams.handle_of(stream)
+        made: Any = cuda.ExternalStream(handle, index) if handle else cuda.Stream.null
+        return made  # type: ignore[no-any-return]
+    return streams.for_stream(index, stream)
+
+
 def no_memory_for(shape: _Shape, error: RuntimeError) -> KernelFailure:
     """What torch's error means where it made an output; other errors are raised as they are."""
     if type(error).__name__ != "OutOfMemoryError":
@@ -795,15 +817,18 @@ def torch_maker(tensors: Sequence[Any], shape: _Shape) -> tuple[int, Callable[[A
     return 0, methodcaller("new_empty_strided", shape, steps)
 
 
-def restore_type(like: Any, result: Any) -> Any:
-    """`result`, which `empty_like_type` made, as an array of the library of `like`."""
+def restore_type(like: Any, result: Any, stream: Any = None) -> Any:
+    """`result`, which `empty_like_type` made for this stream, as an array of the library of
+    `like`."""
     library = _library_of(like)
     if library == "jax":
         jax: Any = sys.modules["jax"]
         if not isinstance(result, np.ndarray):
             if result.is_cuda:
+                from .backends.gpu.streams import synchronize
+
                 # The inputs' memory is lent for the call alone: the work on it must be done.
-                sys.modules["torch"].cuda.current_stream(result.device).synchronize()
+                synchronize(result.get_device(), stream)
             return jax.numpy.from_dlpack(result)
         restored = jax.numpy.asarray(result)
         # Left uncommitted on the default device, as JAX's own results are, unless it differs.

@@ -114,7 +114,10 @@ def launch(
         program.launch(addresses, address, stream)
     else:
         kept = _kept.get((device, stream))
-        memory = kept.pop() if kept else None
+        try:
+            memory = kept.pop() if kept else None
+        except IndexError:  # another thread was faster
+            memory = None
         if memory is None or memory.numel() < needed:
             memory = allocate(1 << (needed - 1).bit_length(), device, stream)
         program.launch(addresses, memory.data_ptr(), stream)

@@ -409,7 +409,6 @@ class Bound:
     __slots__ = (
         "_handles",
         "_known",
-        "_lock",
         "_ready",
         "aligned",
         "calls",
@@ -423,7 +422,6 @@ class Bound:
     def __init__(self, calls: list[_Call], device: int) -> None:
         self.calls = calls
         self.device = device
-        self._lock = threading.Lock()
         self.aligned = 0
         self._handles: list[_Handle] = []
         # By stream, for the driver reads it from memory that all threads share; and by alignment.
@@ -454,7 +452,10 @@ class Bound:
     def _on(self, stream: int) -> Callable[[], int]:
         pairs = zip(self.calls, self._handles, strict=True)
         made = [call.on(handle, stream) for call, handle in pairs]
-        start = made[0] if len(made) == 1 else partial(_launch_all, made, self._lock, self.device)
+        start = made[0]
+        if len(made) > 1:
+            lock = _locks.setdefault((self.device, stream), threading.Lock())
+            start = partial(_launch_all, made, lock, self.device)
         if len(self._ready) >= self._STREAMS:
             self._ready.clear()
         self._ready[stream] = start
@@ -541,6 +542,10 @@ class Launcher:
                 aligned = 1
         if aligned != bound.aligned:
             bound.load(aligned, self._handles.get(aligned) or self._load(aligned))
+
+
+# By device and stream: what threads launch there may share a workspace.
+_locks: dict[tuple[int, int], threading.Lock] = {}
 
 
 def _launch_all(starts: Sequence[Callable[[], int]], lock: threading.Lock, device: int) -> int:

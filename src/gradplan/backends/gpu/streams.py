@@ -10,6 +10,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,9 +22,13 @@ __all__ = [
     "Streams",
     "allocate",
     "capturing",
+    "for_stream",
+    "handle_of",
     "own_counters",
+    "settle",
     "stream_counters",
     "streams_of",
+    "synchronize",
     "workspace_memory",
 ]
 
@@ -37,7 +42,7 @@ class Streams:
         self.device = device
         # Functions, for methods would only call them.
         self.current = current  # the handle of the stream that is current now
-        self.handle = _handle_of  # of a stream: an int, or an object that tells it
+        self.handle = handle_of  # of a stream: an int, or an object that tells it
 
 
 class OwnersStreams:
@@ -67,7 +72,7 @@ class OwnersStreams:
         return handle
 
 
-def _handle_of(stream: Any) -> int:
+def handle_of(stream: Any) -> int:
     if isinstance(stream, int):
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
@@ -120,9 +125,18 @@ def _device(index: int) -> Any:
 
 
 def allocate(size: int, device: int, stream: int) -> Any:
-    """Device memory, ordered with a stream by torch's allocator."""
+    """Device memory, ordered with a stream by torch's allocator.
+
+    To the allocator a stream is its handle, and one handle names another stream in each thread.
+    Each of them waits for the default stream, so such memory comes from there, and goes back when
+    this thread's stream has done with it.
+    """
     import torch
 
+    if stream == PER_THREAD:
+        memory = allocate(size, device, 0)
+        memory.record_stream(_external(torch, PER_THREAD, device))
+        return memory
     try:
         if stream == torch._C._cuda_getCurrentRawStream(device):
             return torch.empty(size, dtype=torch.uint8, device=_device(device))
@@ -132,12 +146,36 @@ def allocate(size: int, device: int, stream: int) -> Any:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
 
 
-def own_counters(device: int, stream: int, count: int) -> Any:
-    """So many 32-bit counters, all 0, for launches on any stream, of which one at a time runs."""
+def for_stream(device: int, stream: Any) -> AbstractContextManager[Any]:
+    """Within it torch allocates arrays that launches on this stream may use."""
     import torch
 
+    handle = handle_of(stream)
+    if handle == PER_THREAD:  # as `allocate`
+        handle = 0
+    return torch.cuda.stream(_external(torch, handle, device))  # type: ignore[no-any-return]
+
+
+def synchronize(device: int, stream: Any = None) -> None:
+    """Wait for what a stream, torch's current one by default, has to do."""
+    import torch
+
+    current = torch._C._cuda_getCurrentRawStream
+    handle = current(device) if stream is None else handle_of(stream)
+    _external(torch, handle, device).synchronize()
+
+
+def settle(device: int, stream: int) -> None:
+    """Let what was allocated on a stream be used on others: what used it before must be done. While
+    a graph is captured memory is the graph's own."""
+    if not capturing(stream):
+        synchronize(device, stream)
+
+
+def own_counters(device: int, stream: int, count: int) -> Any:
+    """So many 32-bit counters, all 0, for launches on any stream, of which one at a time runs."""
     made = _counters_on(device, stream, count)
-    _external(torch, stream, device).synchronize()
+    synchronize(device, stream)
     return made
 
 
@@ -178,8 +216,8 @@ def stream_counters(device: int, stream: int, count: int, make: bool = True) -> 
                 return 0
             if found is None or found[-1].numel() < 4 * count:
                 made = _counters_on(device, stream, max(1024, 1 << (count - 1).bit_length()))
-                found = _counters.setdefault(key, [])
-                found.append(made)
+                # Never empty: other threads look at it without the lock.
+                found = _counters[key] = [*(found or ()), made]
     return int(found[-1].data_ptr())
 
 
