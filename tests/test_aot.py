@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from covering import SPECS
+import gradplan as gp
+from covering import SPECS, spec_of
 from gradplan import cases
 from gradplan.backends.gpu import aot, launch, programs
 from gradplan.backends.gpu.table import table_of
@@ -312,6 +313,29 @@ for kind, element, operand, n in (
                 assert code.count(f"barrier.cluster.{word}") == 2, (told, word)
 """
     run_compiler(code, 240)
+
+
+@pytest.mark.parametrize("kind", ["cumsum", "softmax", "var", "prod", "lerp"])
+def test_no_launch_has_more_programs_than_a_grid(kind):
+    """Two places side by side are little to do for a program, and make many."""
+    shape = (2**32 + 5, 2, 2)
+    desc = cases.describe(next(s for s in SPECS if s.kind == kind), ElementKind.F16, shape, (1,))
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    if kind == "lerp":  # which else is one long row
+        strides["dy"] = (4, 1, 2)
+    found = programs.choose(desc, strides, table_of("sm_90"))
+    assert all(step.grid < 2**31 for step in found.steps)
+    assert len(found.steps) > 1
+    ends = [dict(step.arguments)["dy"].offset for step in found.steps]
+    assert ends == sorted(set(ends))
+    assert found.workspace_bytes <= programs.workspace_bound(desc, table_of("sm_90"))
+
+
+def test_what_cannot_be_cut_is_refused():
+    desc = cases.describe(spec_of("embedding"), ElementKind.F32, (4, 3, 5), (0,))
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    with pytest.raises(gp.Unsupported, match="more programs than a launch"):
+        programs._in_pieces(desc, strides, table_of("sm_90"))
 
 
 @pytest.mark.parametrize(("arch", "shared"), [("sm_80", 163), ("sm_90", 227), ("sm_120", 99)])

@@ -18,8 +18,8 @@ import pytest
 
 import gradplan as gp
 from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
-from gradplan import cases
-from gradplan.backends.gpu import table
+from gradplan import cases, plans
+from gradplan.backends.gpu import programs, table
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
@@ -40,6 +40,23 @@ def test_covering_cases(spec, element):
         if not outcome.ok:
             missed.append(f"{bound(problem).sku.variant}: {outcome}")
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@problems([spec for spec in SPECS if spec.category is not OpCategory.EMBEDDING], ELEMENTS[:1])
+def test_more_programs_than_a_launch_may_have(spec, element, monkeypatch):
+    """Some axis is taken piece by piece, whichever way arrays lie along it."""
+    monkeypatch.setattr(programs, "_MOST", 2)
+    monkeypatch.setattr(plans, "_plans", {})
+    layouts = cases.layouts_of(spec)
+    if spec.category is OpCategory.REDUCTION:
+        layouts = [layout for layout in layouts if layout is not Layout.IN_PLACE]
+    for layout, (shape, axes) in itertools.product(layouts, (((7, 3, 5), (1,)), ((4, 9, 3), (2,)))):
+        desc = cases.describe(spec, element, shape, axes)
+        problem = cases.Problem(Case(desc=desc, layout=layout))
+        found = program_of(problem)
+        assert max(step.grid for step in found.steps) <= 2
+        assert "times, for a launch" in found.why
+        settle(problem)
 
 
 @problems(

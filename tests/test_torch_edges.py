@@ -178,6 +178,66 @@ def test_what_saves_nothing_may_run_backward_twice(name):
     torch.testing.assert_close(x.grad, 2 * first)
 
 
+SPARSE = {
+    "norm": lambda t, x: t.norm(x, 2, -1, True),
+    "logsumexp": lambda t, x: t.logsumexp(x, -1, True),
+    "var": lambda t, x: t.var(x, -1, keepdim=True),
+    "std": lambda t, x: t.std(x, -1, keepdim=True),
+    "prod": lambda t, x: t.prod(x, -1, True),
+    "amax": lambda t, x: t.amax(x, -1, True),
+    "mean": lambda t, x: t.mean(x, -1, True),
+    "softmax": lambda t, x: t.softmax(x, -1),
+    "log_softmax": lambda t, x: t.log_softmax(x, -1),
+    "cumsum": lambda t, x: t.cumsum(x, -1),
+    "cumprod": lambda t, x: t.cumprod(x, -1),
+    "cummax": lambda t, x: t.cummax(x, -1)[0],
+    "logcumsumexp": lambda t, x: t.logcumsumexp(x, -1),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_gradient_of_a_table_may_be_sparse(name):
+    """Of a table that is a result, whatever torch itself makes of it."""
+    torch.manual_seed(3)
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    places, weights = torch.tensor([0, 2, 0]), torch.randn(3, 1)
+
+    def gradient(dense, table):
+        found = F.embedding(places, table, sparse=not dense)
+        (dx,) = torch.autograd.grad((found * weights).sum(), x)
+        return dx.to_dense()
+
+    torch.testing.assert_close(
+        gradient(False, SPARSE[name](gt, x)), gradient(True, SPARSE[name](torch, x))
+    )
+
+
+@pytest.mark.parametrize("correction", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_a_correction_that_is_not_finite_is_torchs(name, correction):
+    found = []
+    for library in (gt, torch):
+        x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        made = getattr(library, name)(x, -1, correction=correction)
+        both = made if isinstance(made, tuple) else (made,)
+        (dx,) = torch.autograd.grad(sum(one.sum() for one in both), x)
+        found.append((*both, dx))
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+@pytest.mark.parametrize("name", ["mean", "var_mean"])
+def test_the_second_gradient_of_nothing_is_0(name, shape):
+    x = torch.zeros(shape, requires_grad=True)
+    made = getattr(gt, name)(x, 0)
+    mean = made[1] if isinstance(made, tuple) else made
+    dy = torch.ones_like(mean).requires_grad_()
+    (dx,) = torch.autograd.grad(mean, x, dy, create_graph=True)
+    (again,) = torch.autograd.grad(dx.sum(), dy)
+    assert dx.shape == shape
+    assert torch.equal(again, torch.zeros_like(dy))
+
+
 def test_a_sparse_gradient_of_lerp_stays_sparse():
     a, b = sample(4, 3), sample(4, 3, seed=1)
     table = gt.lerp(a, b, 0.25)

@@ -107,7 +107,10 @@ def _integer(label: str, value: Any) -> int:
 
 def _key(question: Any, dy: Any, x: Any, y: Any) -> tuple[Any, ...]:
     """What tells calls apart that are remembered, but for how their arrays lie."""
-    return question, getattr(dy, "shape", None), x is None, y is None
+    shape = getattr(dy, "shape", None)
+    if type(shape) is list:  # as some libraries have it
+        shape = tuple(shape)
+    return question, shape, x is None, y is None
 
 
 def _given(dy: Any, x: Any, y: Any) -> tuple[Any, ...]:

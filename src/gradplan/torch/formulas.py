@@ -64,6 +64,8 @@ def _cumsum(dy: Tensor, dim: int) -> Tensor:
 def _mean(dy: Tensor, size: Sequence[int], dims: Sequence[int], keepdim: bool) -> Tensor:
     if not size:
         return dy.clone()
+    if 0 in size:  # of as many elements, whose gradient by dy is 0
+        return dy.sum() * dy.new_zeros(size)
     axes = sorted(dim % len(size) for dim in dims)
     return ((dy if keepdim else kept(dy, axes)) / prod(size[dim] for dim in axes)).expand(size)
 

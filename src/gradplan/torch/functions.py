@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from inspect import Signature, signature
+from math import isfinite
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -577,6 +578,8 @@ def _moments(
         return TORCHS
     if correction is None:
         correction = 1 if unbiased is None else int(unbiased)
+    if isinstance(correction, float) and not isfinite(correction):
+        return TORCHS
     return ours(input, dim, keepdim, correction)
 
 

@@ -174,6 +174,8 @@ class Operator:
             or not torch._C._has_storage(args[0])  # batched by `is_grads_batched`
             or args[0]._is_zerotensor()  # without memory
         ):
+            if args[0].layout is not torch.strided:  # of a table whose gradient is sparse
+                args = (args[0].to_dense(), *args[1:])
             return self.op(*args)
         if args[0].is_neg():
             args = (args[0].resolve_neg(), *args[1:])

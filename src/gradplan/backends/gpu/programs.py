@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...errors import Unsupported
+from ...kinds import OpCategory
 from ...registry import Engine
 from . import recurrence, rows, segments
-from .launch import Interpreter, Launcher
+from .launch import Interpreter, Launcher, Pointer, Step
 from .program import Program, Strides
 from .table import Table, table_of
 
@@ -41,10 +43,100 @@ def ready(made: Program, device: int | None) -> Program:
     return replace(made, runner=Launcher(made.steps, device), apart_runner=apart, unaligned=askew)
 
 
+_MOST = 2**31 - 1  # programs of one launch
+
+
 def choose(
     desc: Any, strides: Strides, table: Table, index_shape: Sequence[int] | None = None
 ) -> Program:
     """What a table leads to; it has no runner yet."""
+    made = _chosen(desc, strides, table, index_shape)
+    return made if _fits(made) else _in_pieces(desc, strides, table)
+
+
+def _fits(made: Program) -> bool:
+    """Whether each launch has no more programs than a grid may."""
+    steps = (*made.steps, *made.apart)
+    return all(step.grid <= _MOST for step in steps) and (
+        made.unaligned is None or _fits(made.unaligned)
+    )
+
+
+def _in_pieces(desc: Any, strides: Strides, table: Table) -> Program:
+    """The same, one after the other for as many equal pieces of an axis as it takes, and for what
+    is left: of arrays that lie so that many programs have little to do each."""
+    shape, axes = desc.shape_and_axes
+    free = [one for one in range(len(shape)) if one not in axes]
+    if desc.spec.engine is Engine.SEGMENT_SUM:
+        free = []
+    axis = max(free, key=lambda one: shape[one], default=0)
+    extent = shape[axis] if free else 1
+    count = 2
+    while count < 2 * extent:
+        each = -(-extent // count)
+        pieces = [(start, min(each, extent - start)) for start in range(0, extent, each)]
+        sizes = {size: _chosen(_cut(desc, axis, size), strides, table) for _, size in pieces}
+        if all(map(_fits, sizes.values())):
+            return _joined([_moved(sizes[n], desc, strides, axis, start) for start, n in pieces])
+        count *= 2
+    raise Unsupported(f"{desc.op} of shape {shape} takes more programs than a launch on a GPU has")
+
+
+def _cut(desc: Any, axis: int, size: int) -> Any:
+    """The problem of so many places of an axis."""
+    name = "shape" if desc.category is OpCategory.BINARY_ELEMENTWISE else "input_shape"
+    shape = getattr(desc, name)
+    return replace(desc, **{name: (*shape[:axis], size, *shape[axis + 1 :])})
+
+
+def _moved(made: Program, desc: Any, strides: Strides, axis: int, start: int) -> Program:
+    """The same, further on along an axis."""
+    further = {
+        one.name: start * strides[one.name][axis] * one.dtype.size_bytes
+        for one in desc.operands
+        if one.name in strides and one.shape[axis] > 1
+    }
+
+    def moved(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        return tuple(
+            replace(step, arguments=tuple((name, at(value)) for name, value in step.arguments))
+            for step in steps
+        )
+
+    def at(value: Any) -> Any:
+        if isinstance(value, Pointer) and value.operand in further:
+            return replace(value, offset=value.offset + further[value.operand])
+        return value
+
+    askew = made.unaligned
+    return replace(
+        made,
+        steps=moved(made.steps),
+        apart=moved(made.apart),
+        unaligned=None if askew is None else _moved(askew, desc, strides, axis, start),
+    )
+
+
+def _joined(some: Sequence[Program]) -> Program:
+    """One after the other."""
+    apart = [one.apart or one.steps for one in some] if any(one.apart for one in some) else []
+    askew = None
+    if any(one.unaligned for one in some):
+        askew = _joined([one.unaligned or one for one in some])
+    return replace(
+        some[0],
+        steps=tuple(step for one in some for step in one.steps),
+        apart=tuple(step for steps in apart for step in steps),
+        unaligned=askew,
+        workspace_bytes=max(one.workspace_bytes for one in some),
+        counters=max(one.counters for one in some),
+        why=f"{some[0].why}; {len(some)} times, for a launch has no more than 2³¹ programs",
+    )
+
+
+def _chosen(
+    desc: Any, strides: Strides, table: Table, index_shape: Sequence[int] | None = None
+) -> Program:
     engine = desc.spec.engine
     if engine in (Engine.MAP, Engine.ROW_STATE):
         return rows.program(desc, strides, table)
