@@ -190,6 +190,16 @@ def test_no_layout_needs_more_workspace_than_the_plan_states(arch):
         assert needed <= programs.workspace_bound(desc, table_of(arch)), f"{desc} {strides}"
 
 
+@pytest.mark.parametrize("kind", ["softmax", "var", "prod", "max"])
+def test_short_rows_need_no_workspace_whichever_way_they_lie(kind):
+    for element in ELEMENTS:
+        for n in (2, 64):
+            desc = cases.describe(spec_of(kind), element, (2**24, n), (1,))
+            assert programs.workspace_bound(desc, table_of("sm_90")) == 0
+        desc = cases.describe(spec_of(kind), element, (64, 2**20), (1,))
+        assert programs.workspace_bound(desc, table_of("sm_90")) > 0
+
+
 def test_what_is_wrong_is_told():
     variant = next(aot.variants(90))
     assert variant.element is ElementKind.F32

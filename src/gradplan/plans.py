@@ -495,7 +495,7 @@ class Plan:
             address = address_of(own)
             return -(-address // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT, own
         least = self._workspace_size if least is None else least
-        return self._checked_workspace(given, views, least), given
+        return self._checked_workspace(given, views, max(least, needed)), given
 
     def _checked_workspace(self, given: Any, views: Views, least: int) -> int:
         if self._backend.device is None:

@@ -503,6 +503,12 @@ def workspace_bytes(desc: Any, table: Table) -> int:
         return 0
     wide = max(1, table.lagged_width // desc.element.size_bytes) if rows > 1 else 1
     many = 4 if len(axes) > 1 else 1
+    # Short rows are `resident` whichever way they lie.
+    full = sum(not one.output for one in desc.operands)
+    words = full * max(1, desc.element.size_bytes // 4) * max(2, table.column_factor)
+    least = max(1, 32 // desc.element.size_bytes)
+    if up(n) * least * words * many <= table.resident_words // 2:
+        return 0
     rooms = (table.part_of(place, desc.op, desc.element)[0] for place in _PARTS)
     room = min(room for room in rooms if room)
     step = min(room, table.strided_tile // 2) // many // wide
