@@ -5,7 +5,6 @@ The programs here only note the addresses they are given, so no GPU is needed.
 
 import ctypes
 import struct
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -145,7 +144,7 @@ def test_fresh_arrays_are_allocated_for_their_stream(monkeypatch):
     recent = Recent()
     recent.note(plan, {"dy": view(dy), "dx": view(dx)}, (dy,), fresh=1, shape=(4, 6))
     met = []
-    monkeypatch.setattr(calls, "for_stream", lambda *words: nullcontext(met.append(words)))
+    monkeypatch.setattr(calls, "made_for", lambda *words: met.append(words[:2]))
     recent.find((dy,)).fresh((dy,))
     assert not met
     recent.find((dy,)).fresh((dy,), 64)
@@ -345,7 +344,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(plans, "streams_of", lambda device, owner: Streams())
     memory = torch.empty(1 << 20, dtype=torch.uint8)
     monkeypatch.setattr(plans, "allocate", lambda size, device, stream: memory[:size])
-    monkeypatch.setattr(calls, "for_stream", lambda device, stream: nullcontext())
+    monkeypatch.setattr(calls, "made_for", lambda device, stream, make: make())
     monkeypatch.setattr(launch, "_driver", lambda: SimpleNamespace(launch=driver))
     monkeypatch.setattr(launch, "_handle", lambda *_: (1, 0, 32))
     monkeypatch.setattr(launch, "_pointer", lambda address: address)

@@ -341,6 +341,17 @@ def test_no_launch_has_more_programs_than_a_grid(kind):
     assert found.workspace_bytes <= programs.workspace_bound(desc, table_of("sm_90"))
 
 
+def test_a_mean_in_pieces_is_that_of_the_whole():
+    desc = cases.describe(spec_of("mean"), ElementKind.F16, (2**31 + 8, 2, 2), (0, 1, 2))
+    strides = {"dy": (0, 0, 0), "dx": (16, 4, 1)}
+    found = programs.choose(desc, strides, table_of("sm_90"))
+    assert len(found.steps) > 1
+    assert {dict(step.arguments)["p"] for step in found.steps} == {4.0 * (2**31 + 8)}
+    assert {dict(step.arguments)["dy"].offset for step in found.steps} == {0}
+    ends = [dict(step.arguments)["out"].offset for step in found.steps]
+    assert ends == sorted(set(ends))
+
+
 def test_what_cannot_be_cut_is_refused():
     desc = cases.describe(spec_of("embedding"), ElementKind.F32, (4, 3, 5), (0,))
     strides = {op.name: c_strides(op.shape) for op in desc.operands}

@@ -354,17 +354,31 @@ def test_memory_for_the_streams_of_threads():
     met = []
 
     def sleep_and_allocate():
-        stream = torch.cuda.ExternalStream(streams.PER_THREAD)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(torch.cuda.ExternalStream(streams.PER_THREAD)):
             busy(0.5)
         met.append(streams.allocate(1 << 20, 0, streams.PER_THREAD).data_ptr())
+        if len(met) == 1:
+            other = threading.Thread(target=sleep_and_allocate)
+            other.start()
+            other.join()
 
-    for _ in range(2):
-        thread = threading.Thread(target=sleep_and_allocate)
-        thread.start()
-        thread.join()
+    thread = threading.Thread(target=sleep_and_allocate)
+    thread.start()
+    thread.join()
     assert met[0] != met[1]
     torch.cuda.synchronize()
+
+
+@gpu
+@pytest.mark.parametrize("stream", [0, 1, streams.PER_THREAD])
+def test_streams_by_the_handles_that_cuda_names(stream):
+    one = Sums((3, 300_000))
+    torch.cuda.synchronize()
+    got = gp.cumsum_backward(one.dy, 1, stream=stream)
+    launch = one.plan.bind(one.args)
+    launch(stream=stream)
+    torch.cuda.synchronize()
+    assert torch.equal(got, one.dx)
 
 
 @gpu
@@ -398,5 +412,9 @@ def test_beside_other_processes():
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(8)
     ]
-    told = [one.communicate(timeout=240)[0] for one in running]
+    try:
+        told = [one.communicate(timeout=240)[0] for one in running]
+    finally:
+        for one in running:
+            one.kill()
     assert not any(one.returncode for one in running), "\n".join(told)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from .backends.gpu.streams import for_stream
+from .backends.gpu.streams import made_for
 from .views import Layout, View, in_forward_mode, no_memory_for, tensor_counter, torch_maker
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class Again:
         """New tensors for the outputs, to be written to on this stream."""
         assert self._make is not None
         if stream is not None:
-            with for_stream(self._streams.device, stream):
-                return self.fresh(arrays)
+            return made_for(self._streams.device, stream, lambda: self.fresh(arrays))
         place, make = self._make
         like = arrays[place]
         try:

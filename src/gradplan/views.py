@@ -752,9 +752,8 @@ def empty_like_type(like: Any, shape: _Shape, stream: Any = None) -> Any:
     library = _library_of(like)
     if library in ("numpy", "numpy scalar"):
         return np.empty(shape, like.dtype)
-    if stream is not None:
-        with _allocating(library, like, stream):
-            return empty_like_type(like, shape)
+    if stream is not None and library != "cupy":
+        return _empty_for(like, shape, stream)
     if library == "torch":
         try:
             if like.shape == shape:
@@ -765,7 +764,7 @@ def empty_like_type(like: Any, shape: _Shape, stream: Any = None) -> Any:
         except RuntimeError as error:
             raise no_memory_for(shape, error) from error
     if library == "cupy":
-        with like.device:
+        with like.device, _cupy_stream(like, stream):
             return sys.modules["cupy"].empty(shape, like.dtype)
     made = view(like, "like")
     if made.device == "cpu":
@@ -779,21 +778,28 @@ def empty_like_type(like: Any, shape: _Shape, stream: Any = None) -> Any:
     return torch.empty(shape, dtype=getattr(torch, _NAMES[made.dtype]), device=made.device)
 
 
-def _allocating(library: str | None, like: Any, stream: Any) -> AbstractContextManager[Any]:
-    """Within it a library allocates arrays for a stream: memory that has gone back to a library may
+def _empty_for(like: Any, shape: _Shape, stream: Any) -> Any:
+    """`empty_like_type`, in memory that this stream may write to: what has gone back to torch may
     still be in use, by what the current stream has to do."""
     device = view(like, "like").device
     if device == "cpu":
-        return nullcontext()
-    from .backends.gpu import streams
+        return empty_like_type(like, shape)
+    from .backends.gpu.streams import made_for
 
     index = int(device.partition(":")[2])
-    if library == "cupy":
-        cuda: Any = sys.modules["cupy"].cuda
-        handle = streams.handle_of(stream)
-        made: Any = cuda.ExternalStream(handle, index) if handle else cuda.Stream.null
-        return made  # type: ignore[no-any-return]
-    return streams.for_stream(index, stream)
+    return made_for(index, stream, lambda: [empty_like_type(like, shape)])[0]
+
+
+def _cupy_stream(like: Any, stream: Any) -> AbstractContextManager[Any]:
+    """Within it CuPy allocates for a stream, on the device of `like`, which is the current one."""
+    if stream is None:
+        return nullcontext()
+    from .backends.gpu.streams import handle_of
+
+    cuda: Any = sys.modules["cupy"].cuda
+    handle = handle_of(stream)
+    made: Any = cuda.ExternalStream(handle, like.device.id) if handle > 1 else cuda.Stream.null
+    return made  # type: ignore[no-any-return]
 
 
 def no_memory_for(shape: _Shape, error: RuntimeError) -> KernelFailure:
@@ -839,6 +845,11 @@ def restore_type(like: Any, result: Any, stream: Any = None) -> Any:
     if namespace is None:
         return result
     library_functions = namespace()
+    if stream is not None and not isinstance(result, np.ndarray):
+        from .backends.gpu.streams import on_stream
+
+        with on_stream(result.get_device(), stream):  # which the library then waits for
+            return restore_type(like, result)
     for convert in ("from_dlpack", "asarray"):
         try:
             return getattr(library_functions, convert)(result)

@@ -453,7 +453,7 @@ class Bound:
         pairs = zip(self.calls, self._handles, strict=True)
         made = [call.on(handle, stream) for call, handle in pairs]
         start = made[0]
-        if len(made) > 1:
+        if len(made) > 1 or any(slot[2] == WORKSPACE for slot in self.rest):
             lock = _locks.setdefault((self.device, stream), threading.Lock())
             start = partial(_launch_all, made, lock, self.device)
         if len(self._ready) >= self._STREAMS:
@@ -549,7 +549,7 @@ _locks: dict[tuple[int, int], threading.Lock] = {}
 
 
 def _launch_all(starts: Sequence[Callable[[], int]], lock: threading.Lock, device: int) -> int:
-    """One launch after the other; those of two threads do not mix."""
+    """One launch after the other; those of two threads do not mix, nor come between."""
     with lock:
         for start in starts:
             code = start()

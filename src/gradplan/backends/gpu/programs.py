@@ -66,9 +66,9 @@ def _in_pieces(desc: Any, strides: Strides, table: Table) -> Program:
     """The same, one after the other for as many equal pieces of an axis as it takes, and for what
     is left: of arrays that lie so that many programs have little to do each."""
     shape, axes = desc.shape_and_axes
-    free = [one for one in range(len(shape)) if one not in axes]
-    if desc.spec.engine is Engine.SEGMENT_SUM:
-        free = []
+    free = [] if desc.spec.engine is Engine.SEGMENT_SUM else [*range(len(shape))]
+    if desc.spec.engine is not Engine.MAP:  # which takes each element by itself
+        free = [axis for axis in free if axis not in axes]
     axis = max(free, key=lambda one: shape[one], default=0)
     extent = shape[axis] if free else 1
     count = 2
@@ -90,7 +90,10 @@ def _cut(desc: Any, axis: int, size: int) -> Any:
 
 
 def _moved(made: Program, desc: Any, strides: Strides, axis: int, start: int) -> Program:
-    """The same, further on along an axis."""
+    """The same, further on along an axis, with the numbers of the whole problem."""
+    whole: dict[str, Any] = {}
+    if desc.spec.engine is Engine.MAP:
+        whole = dict(zip(("p", "q"), rows.numbers_of(desc, strides), strict=True))
     further = {
         one.name: start * strides[one.name][axis] * one.dtype.size_bytes
         for one in desc.operands
@@ -99,7 +102,12 @@ def _moved(made: Program, desc: Any, strides: Strides, axis: int, start: int) ->
 
     def moved(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         return tuple(
-            replace(step, arguments=tuple((name, at(value)) for name, value in step.arguments))
+            replace(
+                step,
+                arguments=tuple(
+                    (name, whole.get(name, at(value))) for name, value in step.arguments
+                ),
+            )
             for step in steps
         )
 

@@ -19,7 +19,7 @@ from .operands import geometry_of, pointers_of
 from .program import EMPTY, HALVES, TURNS, Program, Strides, clearing, down, integer, up
 from .table import Table
 
-__all__ = ["program", "workspace_bytes"]
+__all__ = ["numbers_of", "program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
 _LONGEST = 32768  # of which two programs fit into the registers of a processor
@@ -55,7 +55,7 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         for axis, stride in zip(axes, c_strides([shape[axis] for axis in axes]), strict=True):
             order[axis] = stride
     steps.append(order)
-    p, q = _params(desc, strides)
+    p, q = numbers_of(desc, strides)
     if desc.spec.engine is Engine.MAP or ties is TieRule.ALL:
         return maps.program(desc, strides, table, shape, steps, outputs, p, q)
     rows = _Rows(desc, strides, table, outputs, steps, ties, p, q)
@@ -518,7 +518,7 @@ def workspace_bytes(desc: Any, table: Table) -> int:
     return int(8 * (slots * states + number_slots * (2 * rows + wide))) + 256
 
 
-def _params(desc: Any, strides: Strides) -> tuple[float, float]:
+def numbers_of(desc: Any, strides: Strides) -> tuple[float, float]:
     """The numbers p and q of the formulas."""
     if isinstance(desc, BinaryParamBackwardDescriptor):
         weights = (1.0 - desc.param, desc.param)

@@ -22,8 +22,9 @@ __all__ = [
     "Streams",
     "allocate",
     "capturing",
-    "for_stream",
     "handle_of",
+    "made_for",
+    "on_stream",
     "own_counters",
     "settle",
     "stream_counters",
@@ -111,7 +112,7 @@ def _current_of(device: int, cupy: bool) -> Callable[[], int]:
 
 
 def _external(torch: Any, handle: int, device: int) -> Any:
-    if handle == 0:
+    if handle in (0, _LEGACY):
         return torch.cuda.default_stream(device)
     return torch.cuda.ExternalStream(handle, device=device)
 
@@ -129,11 +130,11 @@ def allocate(size: int, device: int, stream: int) -> Any:
 
     To the allocator a stream is its handle, and one handle names another stream in each thread.
     Each of them waits for the default stream, so such memory comes from there, and goes back when
-    this thread's stream has done with it.
+    this thread's stream has done with it. While a graph is captured it is the graph's own.
     """
     import torch
 
-    if stream == PER_THREAD:
+    if stream == PER_THREAD and not capturing(stream):
         memory = allocate(size, device, 0)
         memory.record_stream(_external(torch, PER_THREAD, device))
         return memory
@@ -146,14 +147,28 @@ def allocate(size: int, device: int, stream: int) -> Any:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
 
 
-def for_stream(device: int, stream: Any) -> AbstractContextManager[Any]:
-    """Within it torch allocates arrays that launches on this stream may use."""
+def on_stream(device: int, stream: Any) -> AbstractContextManager[Any]:
+    """Within it a stream is torch's current one."""
     import torch
 
     handle = handle_of(stream)
-    if handle == PER_THREAD:  # as `allocate`
-        handle = 0
     return torch.cuda.stream(_external(torch, handle, device))  # type: ignore[no-any-return]
+
+
+def made_for(device: int, stream: Any, make: Callable[[], list[Any]]) -> list[Any]:
+    """Tensors that torch makes for a stream to write to, in memory that is ordered with it as that
+    of `allocate`."""
+    import torch
+
+    handle = handle_of(stream)
+    if handle != PER_THREAD or capturing(handle):
+        with on_stream(device, handle):
+            return make()
+    with on_stream(device, 0):
+        made = make()
+    for one in made:
+        one.record_stream(_external(torch, PER_THREAD, device))
+    return made
 
 
 def synchronize(device: int, stream: Any = None) -> None:
@@ -168,8 +183,9 @@ def synchronize(device: int, stream: Any = None) -> None:
 def settle(device: int, stream: int) -> None:
     """Let what was allocated on a stream be used on others: what used it before must be done. While
     a graph is captured memory is the graph's own."""
-    if not capturing(stream):
-        synchronize(device, stream)
+    code, status = _capture(stream)
+    if not status and code != _IMPLICIT:
+        synchronize(device, 0 if stream == PER_THREAD else stream)
 
 
 def own_counters(device: int, stream: int, count: int) -> Any:
@@ -189,7 +205,9 @@ def _counters_on(device: int, stream: int, count: int) -> Any:
     return made
 
 
+_LEGACY = 1  # CU_STREAM_LEGACY: the default stream by another name
 PER_THREAD = 2  # CU_STREAM_PER_THREAD
+_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: another stream is being captured
 _STREAMS = 32  # of a device have counters of their own
 # By device and stream, whose launches follow each other; older, smaller ones may still be in use.
 _counters: dict[tuple[int, int], list[Any]] = {}
@@ -222,10 +240,15 @@ def stream_counters(device: int, stream: int, count: int, make: bool = True) -> 
 
 
 def capturing(stream: int) -> bool:
-    """Whether launches on a stream go into a graph."""
+    """Whether launches on a stream go into a graph, or may."""
+    return any(_capture(stream))
+
+
+def _capture(stream: int) -> tuple[int, int]:
+    """What the driver says of that: an error, and the status."""
     status = ctypes.c_int()
     code = _is_capturing()(ctypes.c_void_p(stream), ctypes.byref(status))
-    return bool(code or status.value)
+    return int(code), status.value
 
 
 @lru_cache(maxsize=1)
