@@ -342,7 +342,7 @@ def test_launches_that_belong_together_are_not_mixed_with_others_on_a_stream():
     some = [launch.Bound([Call(), Call()], 0) for _ in range(2)]
     for one in some:
         one.load(16, [None, None])
-    locks = [[one._on(stream).args[1] for one in some] for stream in (7, 8)]
+    locks = [[one._on(stream).args[2] for one in some] for stream in (7, 8)]
     assert locks[0][0] is locks[0][1]
     assert locks[1][0] is locks[1][1]
     assert locks[0][0] is not locks[1][0]

@@ -409,6 +409,7 @@ class Bound:
     __slots__ = (
         "_handles",
         "_known",
+        "_lock",
         "_ready",
         "aligned",
         "calls",
@@ -422,6 +423,7 @@ class Bound:
     def __init__(self, calls: list[_Call], device: int) -> None:
         self.calls = calls
         self.device = device
+        self._lock = threading.Lock()
         self.aligned = 0
         self._handles: list[_Handle] = []
         # By stream, for the driver reads it from memory that all threads share; and by alignment.
@@ -455,7 +457,7 @@ class Bound:
         start = made[0]
         if len(made) > 1 or any(slot[2] == WORKSPACE for slot in self.rest):
             lock = _locks.setdefault((self.device, stream), threading.Lock())
-            start = partial(_launch_all, made, lock, self.device)
+            start = partial(_launch_all, made, self._lock, lock, self.device)
         if len(self._ready) >= self._STREAMS:
             self._ready.clear()
         self._ready[stream] = start
@@ -548,9 +550,12 @@ class Launcher:
 _locks: dict[tuple[int, int], threading.Lock] = {}
 
 
-def _launch_all(starts: Sequence[Callable[[], int]], lock: threading.Lock, device: int) -> int:
-    """One launch after the other; those of two threads do not mix, nor come between."""
-    with lock:
+def _launch_all(
+    starts: Sequence[Callable[[], int]], own: threading.Lock, lock: threading.Lock, device: int
+) -> int:
+    """One launch after the other; those of two threads do not mix, nor come between, with this
+    launch or on this stream."""
+    with own, lock:
         for start in starts:
             code = start()
             if code:
