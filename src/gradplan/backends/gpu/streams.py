@@ -126,23 +126,16 @@ def _device(index: int) -> Any:
 
 
 def allocate(size: int, device: int, stream: int) -> Any:
-    """Device memory, ordered with a stream by torch's allocator.
-
-    To the allocator a stream is its handle, and one handle names another stream in each thread.
-    Each of them waits for the default stream, so such memory comes from there, and goes back when
-    this thread's stream has done with it. While a graph is captured it is the graph's own.
-    """
+    """Device memory, ordered with a stream by torch's allocator."""
     import torch
 
-    if stream == PER_THREAD and not capturing(stream):
-        memory = allocate(size, device, 0)
-        memory.record_stream(_external(torch, PER_THREAD, device))
-        return memory
+    def make() -> list[Any]:
+        return [torch.empty(size, dtype=torch.uint8, device=_device(device))]
+
     try:
-        if stream == torch._C._cuda_getCurrentRawStream(device):
-            return torch.empty(size, dtype=torch.uint8, device=_device(device))
-        with torch.cuda.stream(_external(torch, stream, device)):
-            return torch.empty(size, dtype=torch.uint8, device=_device(device))
+        if stream == torch._C._cuda_getCurrentRawStream(device) != PER_THREAD:
+            return make()[0]
+        return made_for(device, stream, make)[0]
     except torch.cuda.OutOfMemoryError as error:
         raise KernelFailure(2, f"no memory for a workspace of {size} bytes: {error}") from error
 
@@ -156,8 +149,12 @@ def on_stream(device: int, stream: Any) -> AbstractContextManager[Any]:
 
 
 def made_for(device: int, stream: Any, make: Callable[[], list[Any]]) -> list[Any]:
-    """Tensors that torch makes for a stream to write to, in memory that is ordered with it as that
-    of `allocate`."""
+    """Tensors that torch makes, in memory that is ordered with a stream.
+
+    To torch's allocator a stream is its handle, and one handle names another stream in each thread.
+    Each of them waits for the default stream, so such memory comes from there, and goes back when
+    this thread's stream has done with it. While a graph is captured it is the graph's own.
+    """
     import torch
 
     handle = handle_of(stream)
