@@ -12,11 +12,11 @@ import time
 
 import torch
 
-from covering import clustered, clustered_table, held, held_table, walked_or_held, walked_table
+from covering import small_parts
 from gradplan import PlanPreference, cases
 from gradplan.backends.gpu import launch, table
 from gradplan.kinds import ElementKind
-from gradplan.registry import KINDS, Engine
+from gradplan.registry import KINDS
 from jobs import to_numpy, to_torch
 
 _AT_ONCE = 50
@@ -60,13 +60,8 @@ class Repeated:
 
 def some():
     """A case of each way to keep parts on the chip, and its thresholds."""
-    ways = ((held, held_table()), (clustered, clustered_table()), (walked_or_held, walked_table()))
     for spec in KINDS.values():
-        for cut, thresholds in ways:
-            if (cut is walked_or_held) != (spec.engine is Engine.RECURRENCE):
-                continue
-            if spec.engine not in (Engine.RECURRENCE, Engine.ROW_STATE):
-                continue
+        for cut, thresholds in small_parts(spec):
             met = set()
             for case, program in cut(spec, ElementKind.BF16):
                 way = (program.variant, program.steps[-1].kernel)

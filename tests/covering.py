@@ -476,6 +476,16 @@ def walked_or_held(spec, element):
     return _in_parts(spec, element, WALKED, walked_table(), ("walked", "held"))
 
 
+def small_parts(spec):
+    """The ways in which parts of a kind's rows are kept on the chip: cases of each that are cut
+    small, and the thresholds that cut them."""
+    if spec.engine is Engine.ROW_STATE:
+        return [(held, held_table()), (clustered, clustered_table())]
+    if spec.engine is Engine.RECURRENCE:
+        return [(walked_or_held, walked_table())]
+    return []
+
+
 def _in_parts(spec, element, shapes, small, variants):
     for k, (shape, axes) in enumerate(shapes):
         for (fields, without), data in itertools.product(

@@ -135,26 +135,10 @@ def _small(arch: str) -> Iterator[Any]:
 
 
 def _parts(arch: str) -> Iterator[Any]:
-    from covering import (
-        clustered,
-        clustered_table,
-        held,
-        held_table,
-        walked_or_held,
-        walked_table,
-    )
-    from gradplan.registry import ELEMENTS, Engine
+    from covering import small_parts
 
     for spec, element in _each():
-        ways: list[Any] = []
-        if spec.engine is Engine.ROW_STATE:
-            ways.append((clustered, clustered_table()))
-        if element in ELEMENTS[:3]:
-            if spec.engine is Engine.ROW_STATE:
-                ways.append((held, held_table()))
-            elif spec.engine is Engine.RECURRENCE:
-                ways.append((walked_or_held, walked_table()))
-        for some, thresholds in ways:
+        for some, thresholds in small_parts(spec):
             for case, _ in some(spec, element):
                 yield from _of_case(case, thresholds)
 
