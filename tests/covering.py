@@ -249,8 +249,10 @@ LARGE = [
     ((5, 3, 1024), (2,)),
     ((40, 1000, 32), (1,)),  # columns in a cluster
     ((5000,), (0,)),  # one flat run
+    ((5001,), (0,)),  # ... that ends within 16 bytes
     ((530, 300), (1,)),  # many short rows to a program
     ((7, 3000), (1,)),  # a row in registers
+    ((7, 3001), (1,)),  # ... that begins anywhere
     ((9, 50, 8), (1,)),  # columns in registers
     ((12, 700), (0,)),  # ... and the few that log-cumsum-exp keeps where y is absent
     ((5, 140, 6), (1,)),  # ... too many for a scan, and too few to fill the machine
@@ -264,6 +266,11 @@ LARGE = [
     ((264, 16_400), (1,)),  # rows too long for registers, enough to fill the machine
     ((264, 33_000), (1,)),
     ((264, 65_600), (1,)),  # ... in bfloat16
+    ((33, 32_768), (1,)),  # ... whose parts are full
+    ((264, 32_768), (1,)),
+    ((264, 65_536), (1,)),
+    ((9, 33_001), (1,)),  # ... that begin anywhere
+    ((2, 300_007), (1,)),  # ... too long for a cluster
     ((264, 2100, 8), (1,)),  # columns too long for registers
     ((33, 1040, 256), (1,)),  # ... that are walked in strips
     ((1, 4_200_000), (1,)),  # a row of a product whose parts stay in shared memory
@@ -339,6 +346,7 @@ def large(spec, element, arch="sm_90"):
     asked = cases.options_of(spec, element)
     asked = asked[turn % len(asked) :] + asked[: turn % len(asked)]
     ways = [Layout.CONTIGUOUS, Layout.SLICED, Layout.TRANSPOSED, Layout.NEGATIVE, Layout.MIXED]
+    ways.append(Layout.SHIFTED)
     data = itertools.cycle(cases.data_of(spec))
     for shape, axes in shapes:
         desc = cases.describe(spec, element, shape, axes, **asked[0][0])

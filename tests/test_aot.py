@@ -325,6 +325,35 @@ for kind, element, operand, n in (
     run_compiler(code, 240)
 
 
+def test_rows_that_begin_anywhere_are_moved_16_bytes_at_a_time():
+    """The compiler is told of an alignment, and would forget it without a word."""
+    code = """
+import re
+from gradplan import cases
+from gradplan.backends.gpu import launch, programs, table
+from gradplan.geometry import c_strides, told_strides
+from gradplan.kinds import ElementKind
+from gradplan.registry import KINDS
+specs = {one.kind.value: one for one in KINDS.values()}
+for kind, element, shape in (
+    ("softmax", "bf16", (8192, 8191)), ("softmax", "f32", (1 << 20, 63)),
+    ("log_softmax", "bf16", (4096, 50257)), ("log_softmax", "f64", (4096, 511)),
+    ("max", "f16", (1 << 20, 63)), ("var", "f32", (64, 1048575)), ("prod", "bf16", (4096, 50257)),
+    ("mean", "bf16", (8192, 8191)), ("norm2", "f32", (1 << 20, 63)),
+):
+    ties = {"ties": "split"} if kind == "max" else {}
+    desc = cases.describe(specs[kind], ElementKind(element), shape, (1,), **ties)
+    strides = {one.name: told_strides(one.shape, c_strides(one.shape)) for one in desc.operands}
+    (step,) = programs.choose(desc, strides, table.table_of("sm_90")).steps
+    assert step.kernel.startswith("ragged."), (kind, shape, step.kernel)
+    words = launch.compiled(step, 1, 90).asm["ptx"].splitlines()
+    for way in ("ld.global", "st.global"):
+        wide = [one for one in words if way in one and re.search(r"\\.v4\\.b32|\\.v2\\.b64", one)]
+        assert wide or (kind, way) == ("mean", "ld.global"), (kind, element, shape, way)
+"""
+    run_compiler(code, 240)
+
+
 @pytest.mark.parametrize("kind", ["cumsum", "softmax", "var", "prod", "lerp"])
 def test_no_launch_has_more_programs_than_a_grid(kind):
     """Two places side by side are little to do for a program, and make many."""
@@ -383,3 +412,25 @@ def test_what_runs_at_addresses_that_16_does_not_divide():
     assert other.variant == "lagged"
     assert other.suited(addresses) is other
     assert other.workspace_bytes <= found.workspace_bytes
+
+
+@pytest.mark.parametrize("n", [8191, 8192])
+def test_rows_that_begin_anywhere_lie_alike(n):
+    """The same place within 16 bytes in all arrays, or each element is read by itself."""
+    spec = next(s for s in SPECS if s.kind == "log_softmax")
+    desc = cases.describe(spec, ElementKind.BF16, (64, n), (1,))
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    found = programs.choose(desc, strides, table_of("sm_90"))
+    places = {name: (1 << 20) + 2 * k for k, name in enumerate(strides)}
+    for addresses, kernel in (
+        (dict.fromkeys(strides, 1 << 20), "ragged." if n % 2 else "rows."),
+        (dict.fromkeys(strides, (1 << 20) + 6), "ragged."),
+        ({name: 32 * k + 6 for k, name in enumerate(strides)}, "ragged."),
+        (places, "rows."),
+    ):
+        one = found.suited(addresses)
+        assert one.steps[0].kernel.startswith(kernel), (addresses, one.steps[0].kernel)
+        assert one.suited(addresses) is one
+        assert one.workspace_bytes <= found.workspace_bytes
+    strides["y"] = (n + 3, 1)  # its rows begin elsewhere
+    assert programs.choose(desc, strides, table_of("sm_90")).steps[0].kernel.startswith("rows.")

@@ -42,6 +42,32 @@ def test_covering_cases(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+@problems([spec for spec in SPECS if spec.engine in (Engine.MAP, Engine.ROW_STATE)])
+def test_rows_that_begin_anywhere(spec, element):
+    """One to a program and several, whole and in parts; of one element beside the run, and of all
+    that there can be; of data that products find hard."""
+    met = set()
+    for (shape, data), layout in itertools.product(
+        (((3, 33), Data.RANDOM), ((5, 2, 63), Data.RANDOM), ((2, 301), Data.RANDOM),
+         ((3, 101), Data.ZEROS), ((2, 155), Data.INFINITE), ((3, 77), Data.NAN_IN_X)),
+        (Layout.CONTIGUOUS, Layout.SHIFTED),
+    ):  # fmt: skip
+        if data not in cases.data_of(spec):
+            continue
+        axes = () if spec.category is OpCategory.BINARY_ELEMENTWISE else (len(shape) - 1,)
+        desc = cases.describe(spec, element, shape, axes)
+        problem = cases.Problem(Case(desc=desc, layout=layout, data=data, seed=shape[-1]))
+        settle(problem)
+        found = program_of(problem)
+        constants = dict(found.steps[0].constants)
+        if found.steps[0].kernel.startswith("ragged."):
+            met.add((constants.get("PHASE"), constants["R"] > 1))
+    if spec.engine is Engine.MAP:
+        assert met >= {(None, False)}
+    else:
+        assert met >= {("whole", True), ("lagged", False)}
+
+
 @problems([spec for spec in SPECS if spec.category is not OpCategory.EMBEDDING], ELEMENTS[:1])
 def test_more_programs_than_a_launch_may_have(spec, element, monkeypatch):
     """Some axis is taken piece by piece, whichever way arrays lie along it."""

@@ -95,7 +95,7 @@ def test_problems_without_y(kind):
     assert floor_bytes(problem.desc, ("y",)) == whole
 
 
-SMALL = thresholds._probes("softmax", (4, 70), elements="f32")
+SMALL = thresholds._probes("softmax", (4, 128), elements="f32")
 OTHER = thresholds._probes("cumprod", (2, 70), elements="f32", without=("y",))
 
 

@@ -49,10 +49,14 @@ def _of(desc: Any, strides: Any, thresholds: Any, aligned: int) -> Iterator[Any]
     from gradplan.backends.gpu import aot, programs
 
     program = programs.choose(desc, strides, thresholds)
-    if aligned < 16 and program.unaligned is not None:
+    while program is not None:
+        # What runs wherever arrays lie alike may be asked for, or what is behind it.
+        if aligned == 16 or program.alike or program.unaligned is None:
+            for step in (*program.steps, *program.apart):
+                yield aot.Variant(step, aligned, desc.element, "")
+        if aligned == 16 and not program.alike:
+            break
         program = program.unaligned
-    for step in (*program.steps, *program.apart):
-        yield aot.Variant(step, aligned, desc.element, "")
 
 
 def _of_problem(problem: Any, thresholds: Any) -> Iterator[Any]:

@@ -101,6 +101,7 @@ class Layout(StrEnum):
     BROADCAST = "broadcast"
     MIXED = "mixed"
     IN_PLACE = "in_place"
+    SHIFTED = "shifted"
 
 
 class Data(StrEnum):
@@ -120,12 +121,14 @@ class Placement:
 
     `order` lists its axes from the outermost to the innermost. `steps` has one entry per axis:
     ±k takes every k-th element forwards or backwards, 0 repeats one (inputs only). `offset` is
-    the distance of the whole from an aligned address, in elements.
+    the distance of the whole from an aligned address, in elements, and `gap` that of the places of
+    the innermost axis but one beyond what they need.
     """
 
     order: Axes
     steps: tuple[int, ...]
     offset: int = 0
+    gap: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +378,8 @@ def _placement(case: Case, operand: Operand) -> Placement:
         return sliced
     if layout is Layout.OFFSET:
         return Placement(order, ones, 2 * place + 1)
+    if layout is Layout.SHIFTED:  # [..., 1:] of all arrays
+        return Placement(order, ones, 1, 1)
     if layout is Layout.NEGATIVE:
         return {"x": last_back, "y": first_back}.get(operand.name, all_back)
     if layout is Layout.MIXED:
@@ -396,7 +401,8 @@ def _strides(shape: tuple[int, ...], placement: Placement) -> tuple[list[int], i
     for axis in reversed(placement.order):
         step = placement.steps[axis]
         strides[axis] = step and span * (1 if step > 0 else -1) * abs(step)
-        span *= max(1, shape[axis] * abs(step))
+        more = placement.gap if axis == placement.order[-1] else 0
+        span *= max(1, shape[axis] * abs(step) + more)
     return strides, span
 
 
@@ -479,7 +485,7 @@ class Problem:
                 or int(not np.array_equal(values, _repeat(values, _only(axis, placement)), True))
                 for axis, step in enumerate(placement.steps)
             )
-            placement = Placement(placement.order, steps, placement.offset)
+            placement = Placement(placement.order, steps, placement.offset, placement.gap)
         memory = _allocate(operand, placement)
         self._memory[operand.name] = memory
         array = self.arrays[operand.name] = memory[1]

@@ -28,7 +28,7 @@ __all__ = ["Row", "Task", "check", "merged", "tasks", "verify"]
 # Layouts whose kernels are the same on a GPU for the most part. On the CPU all share theirs.
 _GPU_LAYOUTS = (
     (Layout.CONTIGUOUS, Layout.TRANSPOSED, Layout.IN_PLACE, Layout.BROADCAST),
-    (Layout.OFFSET, Layout.NEGATIVE),
+    (Layout.OFFSET, Layout.NEGATIVE, Layout.SHIFTED),
     (Layout.SLICED,),
     (Layout.MIXED,),
 )

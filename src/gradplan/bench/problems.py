@@ -204,6 +204,9 @@ def _place(tensor: Any, layout: str) -> Any:
         *outer, n = tensor.shape
         wide = tensor.new_zeros((*outer, n + 2 * SLICE_START))
         return wide[..., SLICE_START : SLICE_START + n].copy_(tensor)
+    if layout == "shifted":
+        *outer, n = tensor.shape
+        return tensor.new_zeros((*outer, n + 1))[..., 1:].copy_(tensor)
     return tensor
 
 

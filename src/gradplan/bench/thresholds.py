@@ -119,6 +119,9 @@ def _cluster_rows(kind: str, half: bool) -> Shapes:
     return [((1024, 32768 if short else 131072), 1)]
 
 
+_RAGGED: Shapes = [((4096, 50257), 1)]
+
+
 def _in_lines(kind: str, half: bool) -> Shapes:
     """Rows of a scan; the shorter ones of cumsum have a field of their own."""
     return [((8192, 8192), 1), *([((1 << 16, 1024), 1)] if kind != "cumsum" else [])]
@@ -233,6 +236,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "held_columns": ("std", [((64, 2048, 512), 1)]),
     "cluster_rows": ("std", _cluster_rows),
     "cluster_columns": ("var", [((64, 2048, 512), 1)]),
+    "ragged_rows": ("std", _RAGGED),
 }
 
 
@@ -325,6 +329,8 @@ FIELDS: dict[str, Ask | str] = {
     "lagged_columns": _by_kind("var", [((1 << 17, 1024), 0)], 512, 16384),
     "lagged_width": _on(_probes("var", (8192, 8192), 0, elements="f64")),
     "cluster_rows": _by_kind("std", _cluster_rows, 512, 16384, smaller=False),
+    "ragged_rows": _by_kind("std", _RAGGED, 2048, 16384, smaller=False),
+    "ragged_tile": _on(_probes("log_softmax", (1 << 20, 63), 1)),
     "cluster_columns": "for f64, and where 16 does not divide all addresses: as large as the "
     "assembler takes without spilling",
     "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 4096),

@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 SLICE_START = 64
-LAYOUTS = ("contiguous", "transposed", "sliced", "permuted")
+LAYOUTS = ("contiguous", "transposed", "sliced", "permuted", "shifted")
 """How all arrays of a case lie: in C order; in Fortran order; as `[..., 64:64 + n]` of wider ones;
-with every second axis inside the others.
+with every second axis inside the others; as `[..., 1:]`, so that rows begin at odd addresses.
 """
 
 
@@ -229,6 +229,8 @@ def strides_of(desc: Any, layout: str, without: Collection[str] = ()) -> dict[st
             made[operand.name] = c_strides(shape[::-1])[::-1]
         elif layout == "sliced":
             made[operand.name] = c_strides((*shape[:-1], shape[-1] + 2 * SLICE_START))
+        elif layout == "shifted":
+            made[operand.name] = c_strides((*shape[:-1], shape[-1] + 1))
         elif layout == "permuted":
             order = memory_order(len(shape))
             inner = dict(zip(order, c_strides([shape[axis] for axis in order]), strict=True))

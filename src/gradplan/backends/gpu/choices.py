@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from ...explanation import Other
 from ...registry import Engine
-from .program import Program, Strides
+from .program import Program, Strides, up
 from .programs import choose
 from .table import Lines, Table
 
@@ -91,6 +92,11 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
     """(field, what it means, its value, other values with their tables) that let a variant in."""
     if other == "resident" and desc.spec.engine is Engine.ROW_STATE:
         yield _raised(table, "resident_words", "registers in which a program may keep its rows")
+        now, _ = table.part_of("ragged_rows", desc.op, desc.element)
+        values = (
+            (k * now, replace(table, ragged_rows=_longer(table.ragged_rows, k))) for k in _powers()
+        )
+        yield "ragged_rows", "the longest row that begins anywhere and stays", now, values
     elif other == "resident":
         yield _raised(table, "scan_resident", "the longest row that stays in registers")
         yield _raised(table, "scan_columns", "the longest axis of neighbouring rows that stays")
@@ -178,7 +184,7 @@ def _longer(lines: Lines, factor: int) -> Lines:
 
 def _cost(desc: Any, strides: Strides, table: Table, chosen: Program, other: str) -> str:
     """What a variant that is tried after the chosen would cost."""
-    made = choose(desc, strides, _only(table, other))
+    made = choose(desc, strides, _only(table, other, desc))
     if not made.variant.startswith(other):
         return f"not for this kind in this layout; {chosen.variant} comes first"
     more = _bytes_read(desc, strides, made) - _bytes_read(desc, strides, chosen)
@@ -192,13 +198,16 @@ def _cost(desc: Any, strides: Strides, table: Table, chosen: Program, other: str
     return f"{chosen.variant} comes first, and moves no more"
 
 
-def _only(table: Table, other: str) -> Table:
+def _only(table: Table, other: str, desc: Any) -> Table:
     """A table that keeps out what is tried before a variant. Its sizes mean nothing any more."""
+    shape, axes = desc.shape_and_axes
+    half = max(2, up(prod(shape[axis] for axis in axes)) // 2) if other == "cluster" else 2
     lines = tuple((kind, 1, b, 1, d) for kind, _, b, _, d in table.lines)
     forward = tuple((kind, 2, b, 2, d) for kind, _, b, _, d in table.forward_lines)
     barred = replace(table, resident_words=0, scan_resident=0, scan_columns=0, lines=lines)
     barred = replace(barred, forward_lines=forward)
     barred = replace(barred, alone_rows=(), short_lines=())
+    barred = replace(barred, ragged_rows=(("", half, 1, half, 1),))
     never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER, walked_from=())
     if other == "held":
         barred = never_walked

@@ -72,6 +72,8 @@ class Step:
     """The most registers a thread may have; 0 leaves it to the compiler."""
     together: bool = False
     """All programs run at the same time: the driver refuses the launch where they cannot."""
+    anywhere: bool = False
+    """How addresses are aligned is not compiled in."""
 
 
 def interpreted() -> bool:
@@ -140,6 +142,7 @@ _KERNELS = (
     "line_memory", "line_scans", "forwards", "lines", "chains", "winners", "segments", "moves",
     "hearing", "held_memory", "held_states", "held_products", "held",
     "walk_memory", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone", "learned",
+    "ragged",
 )  # fmt: skip
 
 
@@ -178,13 +181,14 @@ def _signature(step: Step, pointer_bytes: int) -> tuple[dict[str, Any], dict[str
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     divides = [["tt.divisibility", step.alignment]]
+    claims = pointer_bytes > 1 and not step.anywhere
     for position, (name, value) in enumerate(step.arguments):
         if value is None:
             signature[name] = "constexpr"
             constants[name] = None
         elif isinstance(value, Pointer):
             signature[name] = f"*{value.type}"
-            if pointer_bytes > 1:
+            if claims:
                 attributes[position,] = [["tt.divisibility", pointer_bytes]]
         elif isinstance(value, Int):
             signature[name] = value.type
@@ -240,7 +244,7 @@ def _variant(step: Step, pointer_bytes: int) -> tuple[Any, ...]:
         step.registers,
         step.alignment,
         aligned,
-        pointer_bytes,
+        1 if step.anywhere else pointer_bytes,
     )
 
 

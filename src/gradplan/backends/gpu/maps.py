@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...geometry import Dim, Nest, nest
@@ -12,7 +13,10 @@ from .operands import geometry_of, pointers_of
 from .program import Program, Strides, integer, up
 from .table import Table
 
-__all__ = ["is_extreme", "program"]
+__all__ = ["RAGGED", "is_extreme", "program"]
+
+RAGGED = 32
+"""Elements, below which a row is hardly more than its edges."""
 
 
 def is_extreme(p: float, q: float) -> bool:
@@ -74,7 +78,7 @@ def program(
         aligned=aligned,
     )
     flat = len(whole.dims) == 1
-    return Program(
+    made = Program(
         steps=(step,),
         runner=None,
         workspace_bytes=0,
@@ -83,3 +87,21 @@ def program(
         variant="map",
         why="one flat run of elements" if flat else f"tiles of {r} × {c}, as the output lies",
     )
+    alike = geometry.alike(modes) if n >= RAGGED else ()
+    if not alike:
+        return made
+    names = tuple(sources[k] for k in alike)
+    known = (*(name for name, _ in pointers), "row_dims", "n", "p", "q")
+    ragged = replace(
+        step,
+        kernel="ragged.map_ragged",
+        arguments=tuple(
+            pair for pair in step.arguments if pair[0] in known or pair[0].startswith("row_")
+        ),
+        constants=tuple(pair for pair in step.constants if pair[0] not in ("NEAR", "FULL")),
+        alignment=1,
+        aligned=(),
+        anywhere=True,
+    )
+    askew = replace(made, steps=(ragged,), unaligned=made, alike=names)
+    return askew if alignment * geometry.item < 16 else replace(made, unaligned=askew)

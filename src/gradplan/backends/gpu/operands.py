@@ -56,6 +56,15 @@ class Geometry:
             for a, b in zip(inner.strides, beside.strides, strict=True)
         )
 
+    def alike(self, modes: Sequence[str]) -> tuple[int, ...]:
+        """The operands that lie in runs along the axis, the outputs among them, if the rows of all
+        begin at the same places within 16 bytes wherever their first ones do, and there are no
+        others but those of one value a row; none otherwise."""
+        runs = tuple(k for k, mode in enumerate(modes) if mode == "t")
+        rests = {tuple(dim.strides[k] * self.item % 16 for dim in self.rows.dims) for k in runs}
+        ours = {*modes} <= {"t", "r", "n"} and all(mode in ("t", "n") for mode in modes[3:])
+        return runs if ours and len(rests) == 1 else ()
+
     def arguments(self) -> list[tuple[str, Argument]]:
         """row_dims, each operand's row strides, axis_dims, each operand's axis strides."""
         made: list[tuple[str, Argument]] = [

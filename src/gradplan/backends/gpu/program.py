@@ -55,24 +55,30 @@ class Program:
     apart_runner: Launcher | None = None
     unaligned: Program | None = None
     """What runs in its place where 16 does not divide all addresses; it needs no more workspace."""
+    alike: tuple[str, ...] = ()
+    """Operands whose addresses need not be divisible by 16, but leave the same rest, all of them;
+    how the others are aligned does not matter then."""
 
     def suited(self, addresses: Mapping[str, int]) -> Program:
         """This one, or what runs in its place for arrays at these addresses."""
         if self.unaligned is None:
             return self
-        low = 0
-        for operand, offset in self._pointed:
-            low |= addresses[operand] + offset
-        return self.unaligned if low & 15 else self
+        low = rest = 0
+        if self.alike:
+            operand, offset = self._compared[0]
+            rest = addresses[operand] + offset
+        for operand, offset in self._compared:
+            low |= (addresses[operand] + offset) ^ rest
+        return self.unaligned.suited(addresses) if low & 15 else self
 
     @cached_property
-    def _pointed(self) -> list[tuple[str, int]]:
-        """The operands that steps point at, and how many bytes further on."""
+    def _compared(self) -> list[tuple[str, int]]:
+        """The operands whose addresses matter, and how many bytes further on steps point."""
         values = [value for step in self.steps for _, value in step.arguments]
         pointers = [value for value in values if isinstance(value, Pointer)]
         own = (WORKSPACE, COUNTERS)
         found = [(one.operand, one.offset) for one in pointers if one.operand not in own]
-        return [*dict.fromkeys(found)]
+        return [one for one in dict.fromkeys(found) if not self.alike or one[0] in self.alike]
 
     def bind(
         self, views: Mapping[str, View], workspace: int, stream: int = 0

@@ -22,6 +22,7 @@ from .table import Table
 __all__ = ["numbers_of", "program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
+_LONG = 2048
 _LONGEST = 32768  # of which two programs fit into the registers of a processor
 _LIGHT = (ElementKind.F32, ElementKind.BF16)
 _TERMS = 4096
@@ -30,7 +31,11 @@ _NARROW = 128  # bytes of rows side by side below which memory is much slower
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
 _JOINED = ("row_dims", "row_dy", "row_y", "axis_dims", "axis_dy", "axis_y", "p", "q")
-_PARTS = ("lagged_rows", "lagged_columns", "cluster_rows", "cluster_columns")
+_RAGGED_ARGUMENTS = (
+    "row_dims", "row_dy", "row_x", "row_y", "row_out", "axis_dims", "axis_dy", "axis_y",
+    "n", "p", "q",
+)  # fmt: skip
+_PARTS = ("lagged_rows", "lagged_columns", "cluster_rows", "cluster_columns", "ragged_rows")
 _BY_ROW = ("r", "u")
 _LEAD = 3  # the output, whose strides decide the order of dimensions
 
@@ -60,21 +65,33 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         return maps.program(desc, strides, table, shape, steps, outputs, p, q)
     rows = _Rows(desc, strides, table, outputs, steps, ties, p, q)
     made = _chosen(rows)
+    askew = made
     # What is close to the registers there are holds where elements are read in runs of 16 bytes.
     if rows.even and (made.variant != "resident" or (rows.lone and made.steps[0].registers)):
         askew = _chosen(rows.askew())
-        if askew.steps != made.steps:
-            room = max(made.workspace_bytes, askew.workspace_bytes)
-            made = replace(made, unaligned=askew, workspace_bytes=room)
+    if rows.alike:
+        sources = ("dy", "x", "y", *outputs)
+        names = tuple(sources[k] for k in rows.alike)
+        askew = _before(_chosen(rows.ragged()), askew, names)
+    if rows.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
+        made = askew
+    elif askew.steps != made.steps:
+        made = _before(made, askew)
     return replace(made, reads={**made.reads, **unread})
+
+
+def _before(made: Program, other: Program, alike: tuple[str, ...] = ()) -> Program:
+    """The first, and the other for addresses that it is not for."""
+    room = max(made.workspace_bytes, other.workspace_bytes)
+    return replace(made, unaligned=other, alike=alike, workspace_bytes=room)
 
 
 def _chosen(rows: _Rows) -> Program:
     """Whole rows, or those that no program keeps alone."""
-    made = rows.resident()
+    made = rows.whole_ragged() if rows.begins_anywhere else rows.resident()
     if made is not None:
         return made
-    parts = rows.cut("cluster")
+    parts = rows.cut_ragged() if rows.begins_anywhere else rows.cut("cluster")
     clustered = parts is not None and parts.number <= rows.table.cluster
     held = rows.held()
     first = rows.table.number_of(
@@ -137,6 +154,12 @@ class _Rows:
         self.rough = self.ordered or bool({"s", "a"} & {*self.modes})
         self.even = self.alignment == 16 and not self.rough
         self.capped = True  # whether the table's registers are for it
+        # The operands whose runs are taken apart from their edges, if rows may begin anywhere.
+        met = (1,) if desc.category is OpCategory.REDUCTION else (0, 2)
+        fit = not (self.columns or self.ordered) and len(along.dims) == 1 and self.n >= maps.RAGGED
+        fit = fit and all(self.modes[k] == "t" for k in met)
+        self.alike = self.geometry.alike(self.modes) if fit else ()
+        self.begins_anywhere = False
         self.plain = (
             self.n == up(self.n) and self.alignment == 16 and not (self.rough or self.columns)
         )
@@ -147,15 +170,15 @@ class _Rows:
         together = {"c" if self.columns else "t", *_BY_ROW, "n"}
         self.in_runs = {*self.modes} <= together and not (self.columns and self.alignment < 16)
         # What is compared two at a time lies in runs, read and written alike.
-        self.paired = (
+        self.comparable = (
             desc.element in table.paired
             and desc.op in _COUNTS
             and ties is TieRule.SPLIT
             and self.modes[1] == self.modes[3]
             and self.modes[1] in ("t", "c")
             and {self.modes[0], self.modes[2]} <= {*_BY_ROW}
-            and self.alignment == 16
         )
+        self.paired = self.comparable and self.alignment == 16
         self.pointers = pointers_of(self.geometry, ("dy", "x", "y", *outputs), self.modes)
         self.arguments: list[tuple[str, Argument]] = [
             *self.geometry.arguments(),
@@ -178,6 +201,14 @@ class _Rows:
         other = copy(self)
         other.alignment = 1
         other.capped = other.even = other.plain = other.lone = other.paired = False
+        return other
+
+    def ragged(self) -> _Rows:
+        """The same, each row as its run and its edges: see `kernels.ragged`."""
+        other = copy(self)
+        other.begins_anywhere = other.even = True
+        other.capped = other.plain = other.lone = False
+        other.paired = other.comparable
         return other
 
     def tiles(self, r: int) -> int:
@@ -245,10 +276,53 @@ class _Rows:
                 break
             c //= 2
         # What is masked takes registers, and so do elements told apart, or read one by one.
-        uneven = not self.capped or (way == "cluster" and not self.even)
+        uneven = not self.even and (not self.capped or way == "cluster")
         if uneven or (self.n % c and (self.product or way == "cluster")):
             each //= 4 if self.columns and self.full > 1 and not self.capped else 2
         return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
+
+    def better_ragged(self, made: Program) -> bool:
+        """Whether 16 divides all addresses, and still a row is better taken as its run: tiles that
+        are not full mask each element, those of a run 16 bytes at a time."""
+        masked = not dict(made.steps[0].constants).get("FULL", True)
+        long = self.n >= _LONG or self.desc.op in _COUNTS
+        quotients = self.product and not self.half
+        return masked and long and made.variant != "held" and not quotients
+
+    def whole_ragged(self) -> Program | None:
+        """The same of rows that begin anywhere."""
+        table, op, element = self.table, self.desc.op, self.desc.element
+        most, warps = table.part_of("ragged_rows", op, element)
+        c = max(self.length, 32 // self.item)
+        if c > most:
+            return None
+        tile = table.ragged_tile * (4 if self.product else 1)
+        r = min(up(self.beside.extent), max(1, tile // c))
+        if c < most:
+            warps = max(_warps(r * c, self.full, 1, self.half, table), 2 if self.product else 1)
+        return Program(
+            steps=(self.step("whole", _Parts(r, c, warps, 1)),),
+            runner=None,
+            workspace_bytes=0,
+            reads={},
+            layout=self.layout,
+            variant="resident",
+            why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read; the "
+            "edges of a row, where 16 bytes are not whole, are read apart",
+        )
+
+    def cut_ragged(self) -> _Parts:
+        """Parts of rows that begin anywhere, for a cluster."""
+        table = self.table
+        c, warps = table.part_of("ragged_rows", self.desc.op, self.desc.element)
+        most = 2 * c
+        while c < most and -(-self.n // c) > table.cluster:
+            c, warps = 2 * c, 2 * warps
+        while self.tiles(1) * -(-self.n // c) < table.fill and warps > 1:
+            if -(-2 * self.n // c) > table.cluster:
+                break
+            c, warps = c // 2, warps // 2
+        return _Parts(1, c, warps, -(-self.n // c))
 
     def cluster(self, parts: _Parts) -> Program:
         """Parts in the registers of the programs of a cluster."""
@@ -273,6 +347,7 @@ class _Rows:
         table, op, element = self.table, self.desc.op, self.desc.element
         room, warps = table.part_of(f"held_{self.layout}", op, element)
         fit = self.in_runs and self.even and self.many == 1 and not self.ordered
+        fit = fit and not self.begins_anywhere
         if not room or not fit or element is ElementKind.F64:
             return None
         by_row = [mode in _BY_ROW for mode in self.modes[:3]]
@@ -419,7 +494,9 @@ class _Rows:
         return max(1, parts.c // (32 * parts.warps) // each)
 
     def step(self, phase: str, parts: _Parts, states: Pointer | None = None, lead: int = 0) -> Step:
-        """A launch of `rows.row_tiles`."""
+        """A launch of `rows.row_tiles`, or of `ragged.row_ragged`."""
+        if self.begins_anywhere:
+            return self.ragged_step(phase, parts, states, lead)
         table, op, element = self.table, self.desc.op, self.desc.element
         r, c, warps, count = parts
         registers = 0
@@ -476,6 +553,50 @@ class _Rows:
             registers=registers,
             alignment=self.alignment,
             aligned=self.aligned,
+        )
+
+    def ragged_step(self, phase: str, parts: _Parts, states: Pointer | None, lead: int) -> Step:
+        """A launch of `ragged.row_ragged`."""
+        table, op, element = self.table, self.desc.op, self.desc.element
+        r, c, warps, count = parts
+        pieces, registers = 1, 0
+        most, _ = table.part_of("ragged_rows", op, element)
+        if phase == "cluster" or (phase == "whole" and c == most):  # where threads keep most
+            each = table.number_of(table.at_once, "ragged_rows", op, element)
+            pieces = max(1, c // (32 * warps) // each) if each else 1
+        longest = phase == "cluster" or (phase == "whole" and c == _LONGEST // 2)
+        if longest and element is not ElementKind.F16:
+            registers = table.number_of(table.registers, "ragged_rows", op, element)
+        spacious = self.product and (r > 1 or self.item == 4 or phase == "cluster")
+        if not registers and (spacious or (table.roomy and phase == "partial")):
+            registers = all_registers(warps)
+        joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
+        return Step(
+            kernel="ragged.row_ragged",
+            grid=self.tiles(r) * count * (2 if lead else 1),
+            arguments=(
+                *self.pointers,
+                ("states", states),
+                ("counters", Pointer(COUNTERS, "i32") if lead else None),
+                *(pair for pair in self.arguments if pair[0] in _RAGGED_ARGUMENTS),
+                ("parts", Int(count, "i32")),
+                ("lead", Int(lead, "i32")),
+            ),
+            constants=(
+                *self.constants,
+                ("PHASE", phase),
+                ("R", r),
+                ("C", c),
+                ("W", _grouped(element, self.product, True, r, c // pieces, warps)),
+                ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
+                ("K", joined),
+                ("PAIRS", self.paired),
+                ("PIECES", pieces),
+            ),
+            warps=warps,
+            cluster=count if phase == "cluster" else 1,
+            registers=registers,
+            anywhere=True,
         )
 
 

@@ -58,6 +58,11 @@ class Table:
     """The same where the programs of a cluster hold the rows ..."""
     cluster_columns: Lines
     """... or rows side by side (0: never) ..."""
+    ragged_rows: Lines
+    """The same of rows that begin anywhere; of those that are no longer a program keeps whole ones
+    ..."""
+    ragged_tile: int
+    """... of so many elements together."""
     held_rows: Lines
     """The same where programs that stay keep parts in shared memory (0: never) ..."""
     held_columns: Lines
@@ -297,6 +302,15 @@ _SM_90 = Table(
         ("prod", 16384, 4, 16384, 4),
         ("", 16384, 4, 16384, 8),
     ),
+    ragged_rows=(
+        ("softmax", 8192, 4, 8192, 8),
+        ("log_softmax", 16384, 4, 8192, 4),
+        ("prod", 16384, 8, 8192, 4),
+        ("max", 16384, 4, 16384, 4),
+        ("min", 16384, 4, 16384, 4),
+        ("", 16384, 4, 8192, 4),
+    ),
+    ragged_tile=512,
     cluster_columns=(
         ("var", 0, 4, 16384, 4),
         ("prod", 0, 4, 0, 4),
@@ -458,6 +472,10 @@ _SM_90 = Table(
         ("cluster_rows", "log_softmax", 16, 16),
         ("cluster_rows", "var", 16, 32),
         ("cluster_rows", "std", 16, 32),
+        ("ragged_rows", "softmax", 8, 0),
+        ("ragged_rows", "log_softmax", 16, 8),
+        ("ragged_rows", "var", 16, 32),
+        ("ragged_rows", "std", 16, 32),
     ),
     registers=(
         ("lines", "cumsum", 64, 0),
@@ -497,6 +515,13 @@ _SM_90 = Table(
         ("cluster_rows", "var", 80, 96),
         ("cluster_rows", "std", 80, 96),
         ("cluster_rows", "prod", 168, 0),
+        ("ragged_rows", "softmax", 80, 80),
+        ("ragged_rows", "log_softmax", 0, 168),
+        ("ragged_rows", "max", 0, 168),
+        ("ragged_rows", "min", 0, 168),
+        ("ragged_rows", "var", 96, 96),
+        ("ragged_rows", "std", 96, 96),
+        ("ragged_rows", "prod", 80, 128),
         ("whole_columns", "prod", 96, 0),
         ("cluster_columns", "max", 0, 80),
         ("cluster_columns", "min", 0, 80),
@@ -518,6 +543,8 @@ _INTERPRETER = Table(
     lagged_width=16,
     cluster_rows=(("", 128, 4, 64, 4),),
     cluster_columns=(("", 128, 4, 64, 4),),
+    ragged_rows=(("", 128, 4, 128, 4),),
+    ragged_tile=256,
     held_rows=(("", 0, 4, 0, 4),),
     held_columns=(("", 0, 4, 0, 4),),
     held_width=128,
@@ -587,7 +614,7 @@ _INTERPRETER = Table(
     clear_columns=64,
     join=8,
     join_lanes=2,
-    at_once=(("whole_rows", "", 1, 1),),
+    at_once=(("whole_rows", "", 1, 1), ("ragged_rows", "softmax", 0, 0), ("ragged_rows", "", 1, 1)),
 )
 
 
@@ -596,6 +623,9 @@ _OTHERS = replace(
     registers=(),  # what is enough was found by compiling for sm_90
     cluster_rows=tuple(
         (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.cluster_rows
+    ),
+    ragged_rows=tuple(
+        (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.ragged_rows
     ),
     held_scans=(("cumprod", 8192, 4, 4096, 4), *_SM_90.held_scans),  # for the stack
 )
