@@ -104,6 +104,11 @@ def _measured(family: str | None = None) -> str:
     return "\n\n".join(parts) or "No results are committed yet."
 
 
+def _other_shapes() -> str:
+    """What was measured of shapes that are no powers of two."""
+    return section(read(ROOT / "benchmarks" / "measured" / "h200_odd.json"))
+
+
 def _edges(family: str) -> str:
     """The experiments of a family, side by side."""
     record = json.loads(RECORD.read_text())
@@ -218,6 +223,7 @@ GENERATED: dict[str, Callable[..., str]] = {
     "include": _include,
     "measured": _measured,
     "members": _members,
+    "other_shapes": _other_shapes,
     "picture": _picture,
     "reach": _reach,
     "reference": _reference,

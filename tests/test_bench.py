@@ -33,7 +33,17 @@ from gradplan.bench import (
 from gradplan.bench.clocks import Effort, Timing
 from gradplan.bench.problems import build, floor_bytes, question
 from gradplan.bench.results import Results, lowest_shares, read, speedups
-from gradplan.bench.workloads import CPU, CUDA, QUICK, Draw, Reach, Workload, custom
+from gradplan.bench.workloads import (
+    CPU,
+    CUDA,
+    LAYOUTS,
+    QUICK,
+    Draw,
+    Reach,
+    Workload,
+    custom,
+    strides_of,
+)
 from gradplan.kinds import ElementKind, OpCategory, ReduceKind, ScanKind, SoftmaxKind
 from gradplan.registry import KINDS
 
@@ -198,6 +208,18 @@ def test_layouts_lie_as_they_say():
     for array in (*sliced.inputs.values(), *sliced.outputs.values()):
         assert array.stride() == (136, 1)
         assert array.storage_offset() == 64
+    shifted = build(SOFTMAX, ElementKind.F32, Workload("s", (6, 8), layout="shifted"), "cpu")
+    for array in (*shifted.inputs.values(), *shifted.outputs.values()):
+        assert array.stride() == (9, 1)
+        assert array.storage_offset() == 1
+
+
+def test_strides_are_told_without_arrays():
+    for layout in LAYOUTS:
+        case = Workload("t", (6, 8, 4), layout=layout)
+        made = build(SOFTMAX, ElementKind.F32, case, "cpu")
+        found = {n: a.stride() for n, a in (*made.inputs.items(), *made.outputs.items())}
+        assert strides_of(made.desc, layout) == found
 
 
 def test_a_run_writes_its_rows(tmp_path, capsys):
@@ -611,7 +633,7 @@ def test_chains_go_round_more_than_a_cache():
 
 
 def test_a_twin_lies_alike_in_memory_of_its_own():
-    for layout in ("contiguous", "transposed", "sliced", "permuted"):
+    for layout in LAYOUTS:
         one = build(SOFTMAX, ElementKind.F32, Workload("t", (6, 8, 4), layout=layout), "cpu")
         other = one.twin()
         assert one.nbytes == other.nbytes == 3 * 6 * 8 * 4 * 4

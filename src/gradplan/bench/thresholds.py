@@ -330,6 +330,10 @@ FIELDS: dict[str, Ask | str] = {
     "lagged_width": _on(_probes("var", (8192, 8192), 0, elements="f64")),
     "cluster_rows": _by_kind("std", _cluster_rows, 512, 16384, smaller=False),
     "ragged_rows": _by_kind("std", _RAGGED, 2048, 16384, smaller=False),
+    "ragged_short": _on(
+        _probes("log_softmax", (8192, 8191), 1, "bf16"),
+        _probes("log_softmax", (8192, 12288), 1, "bf16"),
+    ),
     "ragged_tile": _on(_probes("log_softmax", (1 << 20, 63), 1)),
     "cluster_columns": "for f64, and where 16 does not divide all addresses: as large as the "
     "assembler takes without spilling",

@@ -296,10 +296,11 @@ class _Rows:
         c = max(self.length, 32 // self.item)
         if c > most:
             return None
-        tile = table.ragged_tile * (4 if self.product else 1)
+        tile = table.ragged_tile * (4 if self.product and 4 * c <= table.ragged_tile else 1)
         r = min(up(self.beside.extent), max(1, tile // c))
-        if c < most:
-            warps = max(_warps(r * c, self.full, 1, self.half, table), 2 if self.product else 1)
+        if c <= table.ragged_short:
+            warps = _warps(r * c, self.full, 1, self.half, table)
+            warps = max(warps, 2) if self.product and r > 1 else warps
         return Program(
             steps=(self.step("whole", _Parts(r, c, warps, 1)),),
             runner=None,
@@ -524,6 +525,7 @@ class _Rows:
         if not registers and (spacious or (self.product and (r > 1 or masked))):
             registers = all_registers(warps)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
+        run = min(16 // self.item, self.alignment if self.columns else 16)
         return Step(
             kernel="rows.row_tiles",
             grid=self.tiles(r) * count * (2 if lead else 1),
@@ -540,7 +542,7 @@ class _Rows:
                 ("PHASE", phase),
                 ("R", r),
                 ("C", c),
-                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c, warps)),
+                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c, warps, run)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
                 ("K", joined),
                 ("PAIRS", self.paired and every),
@@ -560,17 +562,17 @@ class _Rows:
         table, op, element = self.table, self.desc.op, self.desc.element
         r, c, warps, count = parts
         pieces, registers = 1, 0
-        most, _ = table.part_of("ragged_rows", op, element)
-        if phase == "cluster" or (phase == "whole" and c == most):  # where threads keep most
+        longest = phase == "cluster" or (phase == "whole" and c > table.ragged_short)
+        if longest:
             each = table.number_of(table.at_once, "ragged_rows", op, element)
             pieces = max(1, c // (32 * warps) // each) if each else 1
-        longest = phase == "cluster" or (phase == "whole" and c == _LONGEST // 2)
         if longest and element is not ElementKind.F16:
             registers = table.number_of(table.registers, "ragged_rows", op, element)
-        spacious = self.product and (r > 1 or self.item == 4 or phase == "cluster")
+        spacious = self.product and (r > 1 or table.roomy or phase == "cluster")
         if not registers and (spacious or (table.roomy and phase == "partial")):
             registers = all_registers(warps)
         joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
+        run = 16 // self.item
         return Step(
             kernel="ragged.row_ragged",
             grid=self.tiles(r) * count * (2 if lead else 1),
@@ -587,7 +589,7 @@ class _Rows:
                 ("PHASE", phase),
                 ("R", r),
                 ("C", c),
-                ("W", _grouped(element, self.product, True, r, c // pieces, warps)),
+                ("W", _grouped(element, self.product, True, r, c // pieces, warps, run)),
                 ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
                 ("K", joined),
                 ("PAIRS", self.paired),
@@ -605,11 +607,13 @@ def _joined(r: int, table: Table) -> int:
     return max(2, table.join // r)
 
 
-def _grouped(element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int) -> int:
-    """How many elements (pairs, of a product) a thread may join before they become f64."""
+def _grouped(
+    element: ElementKind, product: bool, inner: bool, r: int, c: int, warps: int, run: int
+) -> int:
+    """How many elements (pairs, of a product) a thread may join before they become f64, of which it
+    reads so many in a run."""
     if element is ElementKind.F64 or (element is ElementKind.F32 and not product):
         return 1
-    run = 16 // element.size_bytes
     places = c // 2 if product else c
     held = run if inner else r * places // (32 * warps * min(r, run))
     return max(1, min(8 if element in HALVES else 4, down(max(1, held)), places))

@@ -61,6 +61,9 @@ class Table:
     ragged_rows: Lines
     """The same of rows that begin anywhere; of those that are no longer a program keeps whole ones
     ..."""
+    ragged_short: int
+    """... and those up to so many elements by as many warps as rows that begin where 16 divides the
+    address ..."""
     ragged_tile: int
     """... of so many elements together."""
     held_rows: Lines
@@ -310,6 +313,7 @@ _SM_90 = Table(
         ("min", 16384, 4, 16384, 4),
         ("", 16384, 4, 8192, 4),
     ),
+    ragged_short=8192,
     ragged_tile=512,
     cluster_columns=(
         ("var", 0, 4, 16384, 4),
@@ -544,6 +548,7 @@ _INTERPRETER = Table(
     cluster_rows=(("", 128, 4, 64, 4),),
     cluster_columns=(("", 128, 4, 64, 4),),
     ragged_rows=(("", 128, 4, 128, 4),),
+    ragged_short=64,
     ragged_tile=256,
     held_rows=(("", 0, 4, 0, 4),),
     held_columns=(("", 0, 4, 0, 4),),
