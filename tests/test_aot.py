@@ -18,7 +18,7 @@ from covering import SPECS, spec_of
 from gradplan import cases
 from gradplan.backends.gpu import aot, launch, programs
 from gradplan.backends.gpu.table import table_of
-from gradplan.geometry import c_strides
+from gradplan.geometry import c_strides, told_strides
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
 
@@ -434,3 +434,15 @@ def test_rows_that_begin_anywhere_lie_alike(n):
         assert one.workspace_bytes <= found.workspace_bytes
     strides["y"] = (n + 3, 1)  # its rows begin elsewhere
     assert programs.choose(desc, strides, table_of("sm_90")).steps[0].kernel.startswith("rows.")
+
+
+@pytest.mark.parametrize("n", [12288, 12289, 30001])
+@pytest.mark.parametrize("kind", ["softmax", "max", "var"])
+def test_rows_that_stay_whole_are_read_once_without_clusters(kind, n):
+    desc = cases.describe(next(s for s in SPECS if s.kind == kind), ElementKind.BF16, (64, n), (1,))
+    strides = {op.name: told_strides(op.shape, c_strides(op.shape)) for op in desc.operands}
+    found = programs.choose(desc, strides, table_of("sm_80"))
+    behind = found
+    while behind.unaligned is not None:
+        behind = behind.unaligned
+    assert found.variant == behind.variant

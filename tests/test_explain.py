@@ -301,3 +301,18 @@ def test_what_runs_at_addresses_that_are_not_aligned_has_its_reasons(kind, shape
     assert set(told) == {*ROW_VARIANTS} - {variant}
     askew = [one for one, why in told.items() if why == "16 does not divide all addresses"]
     assert ("held" in askew) == (variant != chosen.variant)
+
+
+def test_what_runs_where_arrays_do_not_lie_alike_has_its_reasons():
+    """Held rows, then clusters of rows that begin anywhere, then those that are read twice."""
+    desc = plan("softmax", (64, 65600), 1, element=ElementKind.F32).descriptor
+    strides = strides_of(desc, "contiguous")
+    chain = [choose(desc, strides, table_of("sm_90"))]
+    while chain[-1].unaligned is not None:
+        chain.append(chain[-1].unaligned)
+    assert [one.variant for one in chain] == ["held", "cluster", "lagged"]
+    for place, why in enumerate(("16 does not divide all addresses", "do not lie alike"), 1):
+        found = others(desc, strides, table_of("sm_90"), chain[place].variant)
+        told = {one.variant: one.why for one in found}
+        assert set(told) == {*ROW_VARIANTS} - {chain[place].variant}
+        assert why in told[chain[place - 1].variant]

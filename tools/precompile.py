@@ -50,11 +50,11 @@ def _of(desc: Any, strides: Any, thresholds: Any, aligned: int) -> Iterator[Any]
 
     program = programs.choose(desc, strides, thresholds)
     while program is not None:
-        # What runs wherever arrays lie alike may be asked for, or what is behind it.
+        # At odd addresses: what runs where arrays lie alike, or what is behind all others.
         if aligned == 16 or program.alike or program.unaligned is None:
             for step in (*program.steps, *program.apart):
                 yield aot.Variant(step, aligned, desc.element, "")
-        if aligned == 16 and not program.alike:
+        if aligned == 16:
             break
         program = program.unaligned
 
@@ -72,7 +72,8 @@ def _of_case(case: Any, thresholds: Any) -> Iterator[Any]:
     """Without the arrays, where their size is what takes the time."""
     from gradplan import cases
 
-    aligned = 1 if case.layout is cases.Layout.OFFSET else 16
+    odd = case.layout in (cases.Layout.OFFSET, cases.Layout.SHIFTED)
+    aligned = 1 if odd else 16
     yield from _of(case.desc, cases.strides_of(case), thresholds, aligned)
 
 

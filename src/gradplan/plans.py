@@ -312,6 +312,9 @@ class Plan:
         program = self._prepare(views)
         streams = self._streams_of(views)
         if streams is None:
+            suited = getattr(program, "suited", None)  # the GPU's, in its interpreter
+            if suited is not None:
+                program = suited(addresses_of(views))
             needed = program.workspace_bytes
             address, keep = self._workspace(needed, workspace, views, least=needed)
             launch = program.bind(views, address)

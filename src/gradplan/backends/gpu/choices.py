@@ -27,6 +27,7 @@ _ORDER = {
     Engine.RECURRENCE: ("walked", "held", "resident", "chained", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
+_NOT_ALIGNED = "16 does not divide all addresses"
 _NEVER: Lines = (("", 0, 1, 0, 1),)
 
 
@@ -36,24 +37,26 @@ def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[O
     `runs` is the one that does run, which may be another where addresses are not aligned.
     """
     chosen = choose(desc, strides, table)
-    if chosen.unaligned is not None and chosen.variant != runs == chosen.unaligned.variant:
-        why = "16 does not divide all addresses"
-        aligned = ["walked", "held"]
-        barred = _in_registers(table)
-        if not choose(desc, strides, barred).variant.startswith(runs):
-            barred = replace(barred, cluster=0)
-            aligned.append("cluster")
-        found = others(desc, strides, barred)
-        return tuple(Other(one.variant, why) if one.variant in aligned else one for one in found)
     order = _ORDER.get(desc.spec.engine, ())
+    passed: dict[str | None, str] = {}
+    while runs and chosen.variant != runs and chosen.unaligned is not None:
+        why = "the arrays do not lie alike within 16 bytes" if chosen.alike else _NOT_ALIGNED
+        passed.setdefault(_base(chosen, order), why)
+        chosen = chosen.unaligned
     name = _base(chosen, order)
     told = []
     if name is not None:
         place = order.index(name)
-        told = [Other(other, _barred(desc, strides, table, other)) for other in order[:place]]
-        told += [
-            Other(other, _cost(desc, strides, table, chosen, other)) for other in order[place + 1 :]
-        ]
+        for other in (*order[:place], *order[place + 1 :]):
+            if other in passed:
+                why = passed[other]
+            elif passed and other in ("walked", "held"):  # in shared memory
+                why = _NOT_ALIGNED
+            elif order.index(other) < place:
+                why = _barred(desc, strides, table, other)
+            else:
+                why = _cost(desc, strides, table, chosen, other)
+            told.append(Other(other, why))
     return (*told, *_source(chosen))
 
 

@@ -72,12 +72,20 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     if rows.alike:
         sources = ("dy", "x", "y", *outputs)
         names = tuple(sources[k] for k in rows.alike)
-        askew = _before(_chosen(rows.ragged()), askew, names)
-    if rows.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
+        run = _chosen(rows.ragged())
+        # Where there are no clusters, a row that stays whole is read once.
+        if _reads(run) <= _reads(askew):
+            askew = _before(run, askew, names)
+    if askew.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
         made = askew
     elif askew.steps != made.steps:
         made = _before(made, askew)
     return replace(made, reads={**made.reads, **unread})
+
+
+def _reads(made: Program) -> int:
+    """How often a part is read, from memory or from a cache."""
+    return 2 if made.variant in ("lagged", "split") else 1
 
 
 def _before(made: Program, other: Program, alike: tuple[str, ...] = ()) -> Program:
