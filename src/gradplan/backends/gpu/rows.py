@@ -23,6 +23,7 @@ __all__ = ["numbers_of", "program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
 _LONG = 2048
+_FEW_THREADS = 1024  # elements a warp
 _LONGEST = 32768  # of which two programs fit into the registers of a processor
 _LIGHT = (ElementKind.F32, ElementKind.BF16)
 _TERMS = 4096
@@ -287,6 +288,9 @@ class _Rows:
         uneven = not self.even and (not self.capped or way == "cluster")
         if uneven or (self.n % c and (self.product or way == "cluster")):
             each //= 4 if self.columns and self.full > 1 and not self.capped else 2
+        # Few threads, lest one program's registers be all that a processor has.
+        if self.product and self.columns and self.alignment < 16 and not self.rough:
+            each = _FEW_THREADS
         return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
 
     def better_ragged(self, made: Program) -> bool:
