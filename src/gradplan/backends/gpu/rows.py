@@ -289,9 +289,14 @@ class _Rows:
         if uneven or (self.n % c and (self.product or way == "cluster")):
             each //= 4 if self.columns and self.full > 1 and not self.capped else 2
         # Few threads, lest one program's registers be all that a processor has.
-        if self.product and self.columns and self.alignment < 16 and not self.rough:
+        if self.few_threads:
             each = _FEW_THREADS
         return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
+
+    @property
+    def few_threads(self) -> bool:
+        """Whether parts are for few threads, which then need registers."""
+        return self.product and self.columns and self.alignment < 16 and not self.rough
 
     def better_ragged(self, made: Program) -> bool:
         """Whether 16 divides all addresses, and still a row is better taken as its run: tiles that
@@ -466,6 +471,7 @@ class _Rows:
                     ("K", _joined(parts.r, table)),
                 ),
                 warps=parts.warps,
+                registers=all_registers(parts.warps) if self.few_threads or table.roomy else 0,
             ),
             self.step("apply", parts, known),
         )
