@@ -10,11 +10,14 @@ from ...geometry import Dim, Nest, nest
 from ...kinds import BinaryKind
 from .launch import Step
 from .operands import geometry_of, pointers_of
-from .program import Program, Strides, integer, up
+from .program import Program, Strides, begun_anywhere, integer, up
 from .table import Table
 
 __all__ = ["RAGGED", "is_extreme", "program"]
 
+_NOT_RAGGED = (
+    "axis_dims", "axis_dy", "axis_x", "axis_y", "axis_out", "axis_out2", "NEAR", "FULL",
+)  # fmt: skip
 RAGGED = 32
 """Elements, below which a row is hardly more than its edges."""
 
@@ -91,17 +94,6 @@ def program(
     if not alike:
         return made
     names = tuple(sources[k] for k in alike)
-    known = (*(name for name, _ in pointers), "row_dims", "n", "p", "q")
-    ragged = replace(
-        step,
-        kernel="ragged.map_ragged",
-        arguments=tuple(
-            pair for pair in step.arguments if pair[0] in known or pair[0].startswith("row_")
-        ),
-        constants=tuple(pair for pair in step.constants if pair[0] not in ("NEAR", "FULL")),
-        alignment=1,
-        aligned=(),
-        anywhere=True,
-    )
+    ragged = begun_anywhere(step, "ragged.map_ragged", _NOT_RAGGED)
     askew = replace(made, steps=(ragged,), unaligned=made, alike=names)
     return askew if alignment * geometry.item < 16 else replace(made, unaligned=askew)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from ...kinds import ElementKind
@@ -18,6 +18,7 @@ __all__ = [
     "TYPES",
     "Program",
     "Strides",
+    "begun_anywhere",
     "clearing",
     "down",
     "integer",
@@ -160,6 +161,20 @@ def down(n: int) -> int:
 def integer(value: int) -> Int:
     """An extent: 32 bits where they hold it with room for a tile beyond."""
     return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
+
+
+def begun_anywhere(step: Step, kernel: str, unused: Collection[str]) -> Step:
+    """The same by a kernel of `kernels.ragged`: it relies on no alignment, and has not these
+    arguments and constants."""
+    return replace(
+        step,
+        kernel=kernel,
+        arguments=tuple(pair for pair in step.arguments if pair[0] not in unused),
+        constants=tuple(pair for pair in step.constants if pair[0] not in unused),
+        alignment=1,
+        aligned=(),
+        anywhere=True,
+    )
 
 
 _CLEARED = 1024

@@ -16,13 +16,24 @@ from ...registry import Engine
 from . import maps
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
-from .program import EMPTY, HALVES, TURNS, Program, Strides, clearing, down, integer, up
+from .program import (
+    EMPTY,
+    HALVES,
+    TURNS,
+    Program,
+    Strides,
+    begun_anywhere,
+    clearing,
+    down,
+    integer,
+    up,
+)
 from .table import Table
 
 __all__ = ["numbers_of", "program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
-_LONG = 2048
+_LONG = 2048  # elements, from which rows that fill no tile are better taken as runs
 _FEW_THREADS = 1024  # elements a warp
 _LONGEST = 32768  # of which two programs fit into the registers of a processor
 _LIGHT = (ElementKind.F32, ElementKind.BF16)
@@ -32,10 +43,7 @@ _NARROW = 128  # bytes of rows side by side below which memory is much slower
 _STATE_SLOTS = {ReduceKind.PROD: 4}
 _NUMBER_SLOTS = {ReduceKind.PROD: 6}
 _JOINED = ("row_dims", "row_dy", "row_y", "axis_dims", "axis_dy", "axis_y", "p", "q")
-_RAGGED_ARGUMENTS = (
-    "row_dims", "row_dy", "row_x", "row_y", "row_out", "axis_dims", "axis_dy", "axis_y",
-    "n", "p", "q",
-)  # fmt: skip
+_NOT_RAGGED = ("axis_x", "axis_out", "axis_order", "order_base", "NEAR", "FULL")
 _PARTS = ("lagged_rows", "lagged_columns", "cluster_rows", "cluster_columns", "ragged_rows")
 _BY_ROW = ("r", "u")
 _LEAD = 3  # the output, whose strides decide the order of dimensions
@@ -514,12 +522,52 @@ class _Rows:
 
     def step(self, phase: str, parts: _Parts, states: Pointer | None = None, lead: int = 0) -> Step:
         """A launch of `rows.row_tiles`, or of `ragged.row_ragged`."""
-        if self.begins_anywhere:
-            return self.ragged_step(phase, parts, states, lead)
-        table, op, element = self.table, self.desc.op, self.desc.element
-        r, c, warps, count = parts
-        registers = 0
+        table, element, ragged = self.table, self.desc.element, self.begins_anywhere
+        r, c, _, count = parts
         every = self.n == c * count and self.beside.extent % r == 0
+        if ragged:
+            warps, pieces, registers = self.ragged_threads(phase, parts)
+        else:
+            warps, pieces, registers = self.threads(phase, parts, every)
+        joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
+        run = min(16 // self.item, self.alignment if self.columns else 16)
+        made = Step(
+            kernel="rows.row_tiles",
+            grid=self.tiles(r) * count * (2 if lead else 1),
+            arguments=(
+                *self.pointers,
+                ("states", states),
+                ("counters", Pointer(COUNTERS, "i32") if lead else None),
+                *self.arguments,
+                ("parts", Int(count, "i32")),
+                ("lead", Int(lead, "i32")),
+            ),
+            constants=(
+                *self.constants,
+                ("PHASE", phase),
+                ("R", r),
+                ("C", c),
+                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c, warps, run)),
+                ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
+                ("K", joined),
+                ("PAIRS", self.paired and (every or ragged)),
+                ("PIECES", pieces),
+                ("NEAR", self.geometry.near(r, c)),
+                ("FULL", every),
+            ),
+            warps=warps,
+            cluster=count if phase == "cluster" else 1,
+            registers=registers,
+            alignment=self.alignment,
+            aligned=self.aligned,
+        )
+        return begun_anywhere(made, "ragged.row_ragged", _NOT_RAGGED) if ragged else made
+
+    def threads(self, phase: str, parts: _Parts, every: bool) -> tuple[int, int, int]:
+        """Warps, pieces and registers (0: as the compiler likes) of a tile, of which `every` one is
+        full or not."""
+        table, op, element = self.table, self.desc.op, self.desc.element
+        registers, warps = 0, parts.warps
         strided = bool({"s", "a"} & {*self.modes}) and (self.product or phase == "lagged")
         masked = phase in ("cluster", "lagged") and not every
         deviates = op in (ReduceKind.VAR, ReduceKind.STD)
@@ -540,84 +588,23 @@ class _Rows:
             if registers and pieces and element is ElementKind.F16:
                 registers += _F16_MORE
         spacious = spacious or not self.capped or (at_once > 0 and not pieces)
-        if not registers and (spacious or (self.product and (r > 1 or masked))):
+        if not registers and (spacious or (self.product and (parts.r > 1 or masked))):
             registers = all_registers(warps)
-        joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
-        run = min(16 // self.item, self.alignment if self.columns else 16)
-        return Step(
-            kernel="rows.row_tiles",
-            grid=self.tiles(r) * count * (2 if lead else 1),
-            arguments=(
-                *self.pointers,
-                ("states", states),
-                ("counters", Pointer(COUNTERS, "i32") if lead else None),
-                *self.arguments,
-                ("parts", Int(count, "i32")),
-                ("lead", Int(lead, "i32")),
-            ),
-            constants=(
-                *self.constants,
-                ("PHASE", phase),
-                ("R", r),
-                ("C", c),
-                ("W", _grouped(element, self.product, self.modes[3] == "t", r, c, warps, run)),
-                ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
-                ("K", joined),
-                ("PAIRS", self.paired and every),
-                ("PIECES", pieces),
-                ("NEAR", self.geometry.near(r, c)),
-                ("FULL", every),
-            ),
-            warps=warps,
-            cluster=count if phase == "cluster" else 1,
-            registers=registers,
-            alignment=self.alignment,
-            aligned=self.aligned,
-        )
+        return warps, pieces, registers
 
-    def ragged_step(self, phase: str, parts: _Parts, states: Pointer | None, lead: int) -> Step:
-        """A launch of `ragged.row_ragged`."""
+    def ragged_threads(self, phase: str, parts: _Parts) -> tuple[int, int, int]:
+        """The same of rows that begin anywhere."""
         table, op, element = self.table, self.desc.op, self.desc.element
-        r, c, warps, count = parts
-        pieces, registers = 1, 0
-        longest = phase == "cluster" or (phase == "whole" and c > table.ragged_short)
-        if longest:
+        pieces, registers, warps = 1, 0, parts.warps
+        if phase == "cluster" or (phase == "whole" and parts.c > table.ragged_short):
             each = table.number_of(table.at_once, "ragged_rows", op, element)
-            pieces = max(1, c // (32 * warps) // each) if each else 1
-        if longest and element is not ElementKind.F16:
-            registers = table.number_of(table.registers, "ragged_rows", op, element)
-        spacious = self.product and (r > 1 or table.roomy or phase == "cluster")
+            pieces = max(1, parts.c // (32 * warps) // each) if each else 1
+            if element is not ElementKind.F16:
+                registers = table.number_of(table.registers, "ragged_rows", op, element)
+        spacious = self.product and (parts.r > 1 or table.roomy or phase == "cluster")
         if not registers and (spacious or (table.roomy and phase == "partial")):
             registers = all_registers(warps)
-        joined = _joined(r, table) if lead else up(table.cluster) if phase == "cluster" else 1
-        run = 16 // self.item
-        return Step(
-            kernel="ragged.row_ragged",
-            grid=self.tiles(r) * count * (2 if lead else 1),
-            arguments=(
-                *self.pointers,
-                ("states", states),
-                ("counters", Pointer(COUNTERS, "i32") if lead else None),
-                *(pair for pair in self.arguments if pair[0] in _RAGGED_ARGUMENTS),
-                ("parts", Int(count, "i32")),
-                ("lead", Int(lead, "i32")),
-            ),
-            constants=(
-                *self.constants,
-                ("PHASE", phase),
-                ("R", r),
-                ("C", c),
-                ("W", _grouped(element, self.product, True, r, c // pieces, warps, run)),
-                ("CAREFUL", max(1, min(c, 64 * warps // r)) if self.product else 1),
-                ("K", joined),
-                ("PAIRS", self.paired),
-                ("PIECES", pieces),
-            ),
-            warps=warps,
-            cluster=count if phase == "cluster" else 1,
-            registers=registers,
-            anywhere=True,
-        )
+        return warps, pieces, registers
 
 
 def _joined(r: int, table: Table) -> int:
