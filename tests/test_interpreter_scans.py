@@ -12,7 +12,7 @@ import gradplan as gp
 from covering import HALVES, SPECS, problems, program_of, spec_of
 from gradplan import cases
 from gradplan.backends.gpu import launch, table, walked
-from gradplan.cases import Case
+from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine, Need
 from interpreting import MARKS, TRITON, bound, check, long_rows, settle
@@ -89,6 +89,37 @@ def test_scans_that_are_walked_and_held(spec, element):
             problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
             launch_it = bound(problem)
             assert launch_it.sku.variant.startswith(variant)
+            launch_it()
+            plan = problem.plan("cpu", TRITON)
+            assert launch_it.workspace_size <= plan.workspace_size
+            outcome = problem.outcome(plan.precision_guarantee.relative_error)
+            if not outcome.ok:
+                missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@problems(WALKED, ELEMENTS[:3])
+def test_rows_that_begin_anywhere_are_walked(spec, element):
+    """Runs that fill their parts, that end within one, and that leave the last one empty; all
+    data, while shapes, layouts and options take turns."""
+    part = 1024 if spec.ties else 256
+    shapes = [2 * part + 9, 2 * part + 3, 3 * part - 5, part - 1, 2 * part + 17]
+    layouts = [Layout.CONTIGUOUS, Layout.SHIFTED]
+    asked = cases.options_of(spec, element)
+    if spec.kind in ("cumprod", "log_cumsum_exp"):
+        asked = [(fields, without) for fields, without in asked if not without]
+    turn = ELEMENTS.index(element)
+    missed = []
+    with table.using("interpreter", walking()):
+        for k, data in enumerate([*cases.data_of(spec)] * 2, turn):
+            fields, without = asked[k % len(asked)]
+            desc = cases.describe(spec, element, (4, shapes[k % 5]), (1,), **fields)
+            layout = layouts[k // 5 % 2]
+            problem = cases.Problem(
+                Case(desc=desc, data=data, layout=layout, without=without, seed=k)
+            )
+            launch_it = bound(problem)
+            assert launch_it.sku.variant.startswith("walked")
             launch_it()
             plan = problem.plan("cpu", TRITON)
             assert launch_it.workspace_size <= plan.workspace_size

@@ -137,12 +137,12 @@ def current_device() -> int:
 
 
 _KERNELS = (
-    "arithmetic", "tiles", "waiting", "formulas", "rows",
+    "arithmetic", "tiles", "waiting", "formulas", "rows", "ragged",
     "stretches", "log_tiles", "recurrence", "joins",
     "line_memory", "line_scans", "forwards", "lines", "chains", "winners", "segments", "moves",
     "hearing", "held_memory", "held_states", "held_products", "held",
-    "walk_memory", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone", "learned",
-    "ragged",
+    "walk_memory", "walk_scans", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone",
+    "learned",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "TYPES",
     "Program",
     "Strides",
+    "before",
     "begun_anywhere",
     "clearing",
     "down",
@@ -161,6 +162,12 @@ def down(n: int) -> int:
 def integer(value: int) -> Int:
     """An extent: 32 bits where they hold it with room for a tile beyond."""
     return Int(value, "i32" if value < 2**31 - 2**17 else "i64")
+
+
+def before(made: Program, other: Program, alike: tuple[str, ...] = ()) -> Program:
+    """The first, and the other for addresses that it is not for."""
+    room = max(made.workspace_bytes, other.workspace_bytes)
+    return replace(made, unaligned=other, alike=alike, workspace_bytes=room)
 
 
 def begun_anywhere(step: Step, kernel: str, unused: Collection[str]) -> Step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from ...descriptors import ScanBackwardDescriptor
@@ -10,7 +9,7 @@ from ...kinds import ScanKind
 from . import tiled, walked
 from .chained import ALIGNED, PLACES
 from .operands import lined
-from .program import EMPTY, Program, Strides, up
+from .program import EMPTY, Program, Strides, before, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
@@ -25,12 +24,20 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     used = walked.arrays_of(desc)
     if not {*used} <= {*strides} or (desc.spec.ties and not table.marks):
         return made
-    given = {name: strides[name] for name in used}
-    walk = walked.program(desc, lined(desc, given), table)
-    if walk is None:
-        return made
-    room = max(walk.workspace_bytes, made.workspace_bytes)
-    return replace(walk, unaligned=made, workspace_bytes=room)
+    lying = lined(desc, {name: strides[name] for name in used})
+    walk = walked.program(desc, lying, table)
+    run = walked.ragged(desc, lying, table, made)
+    if walk is not None:
+        return before(walk, run or made)
+    if run is not None and _even(made):
+        return before(made, run)
+    return run or made
+
+
+def _even(made: Program) -> bool:
+    """Whether all tiles are full and are read 16 bytes at a time, if 16 divides all addresses."""
+    steps = [step for step in made.steps if "FULL" in dict(step.constants)]
+    return all(dict(step.constants)["FULL"] and step.alignment == 16 for step in steps)
 
 
 def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:

@@ -22,6 +22,7 @@ from .program import (
     TURNS,
     Program,
     Strides,
+    before,
     begun_anywhere,
     clearing,
     down,
@@ -84,23 +85,17 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         run = _chosen(rows.ragged())
         # Where there are no clusters, a row that stays whole is read once.
         if _reads(run) <= _reads(askew):
-            askew = _before(run, askew, names)
+            askew = before(run, askew, names)
     if askew.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
         made = askew
     elif askew.steps != made.steps:
-        made = _before(made, askew)
+        made = before(made, askew)
     return replace(made, reads={**made.reads, **unread})
 
 
 def _reads(made: Program) -> int:
     """How often a part is read, from memory or from a cache."""
     return 2 if made.variant in ("lagged", "split") else 1
-
-
-def _before(made: Program, other: Program, alike: tuple[str, ...] = ()) -> Program:
-    """The first, and the other for addresses that it is not for."""
-    room = max(made.workspace_bytes, other.workspace_bytes)
-    return replace(made, unaligned=other, alike=alike, workspace_bytes=room)
 
 
 def _chosen(rows: _Rows) -> Program:

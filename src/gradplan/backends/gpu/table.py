@@ -81,7 +81,8 @@ class Table:
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
     memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
     walked_from: ByPlace
-    """... of rows of so many elements at least ..."""
+    """... of rows of so many elements at least; "ragged_rows" stands for those that begin anywhere
+    ..."""
     walked_parts: int
     """... with room for so many parts."""
     walked_columns: Lines
@@ -347,6 +348,7 @@ _SM_90 = Table(
         ("walked_rows", "cumsum", 16384, 16384),
         ("walked_rows", "cumprod", 4096, 2048),
         ("walked_rows", "", 8192, 8192),
+        ("ragged_rows", "", 2048, 2048),
         ("held_scans", "cumprod", 1 << 20, 1 << 20),
         ("held_scans", "log_cumsum_exp", 1 << 20, 1 << 20),
         ("held_scans", "cumsum", 1 << 20, 1 << 20),

@@ -14,10 +14,10 @@ from ...descriptors import ScanBackwardDescriptor
 from ...kinds import ElementKind, ScanKind
 from .launch import WORKSPACE, Int, Pointer, Step, all_registers
 from .operands import Lined, pointers_of
-from .program import Program, clearing, integer, up
+from .program import Program, before, begun_anywhere, clearing, integer, up
 from .table import Table
 
-__all__ = ["arrays_of", "program", "workspace_bytes"]
+__all__ = ["arrays_of", "program", "ragged", "workspace_bytes"]
 
 _SHARED = 220 << 10
 """Bytes of shared memory that the programs of a processor have for parts."""
@@ -78,11 +78,26 @@ def program(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Program
     return walk.made(held=False) or walk.made(held=True) if walk.alignment == 16 else None
 
 
+def ragged(
+    desc: ScanBackwardDescriptor, lying: Lined, table: Table, other: Program
+) -> Program | None:
+    """The same of rows that begin anywhere, each as its run and its edges (see `kernels.ragged`);
+    and the other program for arrays that do not lie alike."""
+    alike = lying.geometry.alike(lying.modes)
+    if desc.element is ElementKind.F64 or lying.columns or not alike:
+        return None
+    made = _Walk(desc, lying, table, anywhere=True).made(held=False)
+    names = tuple(("dy", "x", "y", "dx")[k] for k in alike)
+    return None if made is None else before(made, other, names)
+
+
 class _Walk:
     """A problem whose rows lie in runs."""
 
-    def __init__(self, desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> None:
-        self.desc, self.table = desc, table
+    def __init__(
+        self, desc: ScanBackwardDescriptor, lying: Lined, table: Table, anywhere: bool = False
+    ) -> None:
+        self.desc, self.table, self.anywhere = desc, table, anywhere
         self.columns, self.flip = lying.columns, lying.flip
         geometry = self.geometry = lying.geometry
         self.n, self.rows = geometry.axis.size, geometry.rows.size
@@ -98,7 +113,7 @@ class _Walk:
     def made(self, held: bool) -> Program | None:
         """The program, if there are parts for it."""
         cuts = [self.cut(kind, held) for kind in self.kinds]
-        base = _mark_bytes(self.rows, self.n) if self.marked else 0
+        base = _mark_bytes(self.rows, self.n, self.anywhere) if self.marked else 0
         words = 0
         steps = []
         for kind, parts in zip(self.kinds, cuts, strict=True):
@@ -177,7 +192,8 @@ class _Walk:
             narrow = all(tile for tile, _ in sizes) and self.tiles(wide) < table.fill
             return "walked_strips" if narrow else "walked_columns"
         name = "held_scans" if held else "walked_rows"
-        least = table.number_of(table.walked_from, name, self.desc.kind, element)
+        where = "ragged_rows" if self.anywhere else name
+        least = table.number_of(table.walked_from, where, self.desc.kind, element)
         return name if self.n >= least else ""
 
     def programs(self, tiles: int, most: int, held: bool) -> int:
@@ -191,7 +207,7 @@ class _Walk:
 
     def full(self, r: int, c: int) -> bool:
         """Whether all parts of r rows by c places are full."""
-        return self.n % c == 0 and self.beside % r == 0
+        return not self.anywhere and self.n % c == 0 and self.beside % r == 0
 
     def tiles(self, r: int) -> int:
         return -(-self.beside // r) * (self.rows // self.beside)
@@ -213,7 +229,7 @@ class _Walk:
             kernel = "walk_logs.walk_logs" if self.log else "walks.walk_rows"
             grid = min(parts.programs, parts.tiles)
             registers = _registers(parts.warps * -(-parts.programs // self.processors))
-            constants += [("SIDE", self.columns), ("R", parts.r)]
+            constants += [("SIDE", self.columns), ("R", parts.r), ("ANYWHERE", self.anywhere)]
         else:
             kernel = "held_scans.held_scan"
             grid = min(parts.programs, parts.tiles * parts.number)
@@ -221,7 +237,7 @@ class _Walk:
             arguments.append(("told", Pointer(WORKSPACE, "i64", told)))
             constants += [("K", up(max(self.processors, 32 * _JOINERS))), ("JOINERS", _JOINERS)]
             constants += [("REGISTERS", self.table.registers_of(kind, parts.warps))]
-        return Step(
+        step = Step(
             kernel=kernel,
             grid=grid,
             arguments=(
@@ -245,6 +261,7 @@ class _Walk:
             aligned=self.aligned,
             together=held,
         )
+        return begun_anywhere(step, kernel, ()) if self.anywhere else step
 
 
 def _busy(tiles: int, programs: int) -> bool:
@@ -272,8 +289,10 @@ def _told_words(kind: str, units: int) -> int:
     return -(-8 * words // _ALIGNED) * _ALIGNED // 8
 
 
-def _mark_bytes(rows: int, n: int) -> int:
-    return -(-4 * rows * -(-n // _BITS) // _ALIGNED) * _ALIGNED
+def _mark_bytes(rows: int, n: int, anywhere: bool) -> int:
+    """A word for so many places of each row, and one for each of its edges."""
+    words = -(-n // _BITS) + (2 if anywhere else 0)
+    return -(-4 * rows * words // _ALIGNED) * _ALIGNED
 
 
 def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
@@ -285,7 +304,7 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     rows = prod(shape) // n
     least = table.number_of(table.walked_from, "held_scans", desc.kind, desc.element)
     marked = bool(desc.spec.ties) and table.marks
-    bound = _mark_bytes(rows, n) if marked else 0
+    bound = _mark_bytes(rows, n, anywhere=True) if marked else 0
     for kind in (_MARK, desc.kind.value) if marked else (desc.kind.value,):
         tile, _ = table.part_of("held_scans", kind, desc.element)
         if tile and n >= least:  # parts that are not full may be half as large

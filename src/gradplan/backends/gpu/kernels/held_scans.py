@@ -31,7 +31,8 @@ from .walk_memory import (
     shared_layout,
     word_offsets,
 )
-from .walks import across, finish, line_totals, onward, stretch_count
+from .walk_scans import across, onward
+from .walks import finish, line_totals, stretch_count
 from .waves import arrived_from, tell_last
 
 _INTERPRETED = tl.constexpr(interpreted())
@@ -329,7 +330,7 @@ def ask_for(
     begin = begin_of(place, parts, n, UP, G * E)
     ask_part(
         dy, x, y, words, kept, kept_x, kept_y, kept_words, dy_steps[0], dy_steps[1], x_steps[1],
-        y_steps[1], dy_steps[2], x_steps[2], y_steps[2], n, tile, begin, i < count, stage,
+        y_steps[1], dy_steps[2], x_steps[2], y_steps[2], n, 0, n, tile, begin, i < count, stage,
         needed_first(MODE), UP, False, 1, G, E, FULL, COPY, WORD,
     )  # fmt: skip
 
@@ -357,7 +358,7 @@ def ask_one(
     FULL: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     base, at, there = offsets(
-        tile, begin, n, steps[0], steps[1], steps[2], UP, False, 1, G, E, COPY
+        tile, begin, 0, n, steps[0], steps[1], steps[2], UP, False, 1, G, E, COPY
     )
     copy(pointer + base + at, there, kept.index(stage), FULL)
 
@@ -391,7 +392,7 @@ def beside_of(
     elif MODE == "log":
         lanes = gl.arange(0, 1, gl.SliceLayout(0, LINES))
         return ends_of(
-            y, tile, begin, lanes, n, y_steps[0], y_steps[1], y_steps[2], UP, False, 1, G * E
+            y, tile, begin, 0, n, lanes, n, y_steps[0], y_steps[1], y_steps[2], UP, False, 1, G * E
         )
     else:
         return first
@@ -525,7 +526,7 @@ def give_part(
                 FULL,
             )  # fmt: skip
         else:
-            at, there = word_offsets(tile, begin, n, out_steps[0], UP, False, 1, G, E, WORD)
+            at, there = word_offsets(tile, begin, n, out_steps[0], UP, False, 1, G, E, WORD, False)
             put_nothing(words + at, there, gl.int32, [G, E // 32], WORD, FULL)
     elif MODE == "gate":
         if the_last(kept_all.index(stage), G, LINES) == 0:
@@ -536,7 +537,19 @@ def give_part(
             )  # fmt: skip
         else:  # without a winner
             base, at, there = offsets(
-                tile, begin, n, out_steps[0], out_steps[1], out_steps[2], UP, False, 1, G, E, COPY
+                tile,
+                begin,
+                0,
+                n,
+                out_steps[0],
+                out_steps[1],
+                out_steps[2],
+                UP,
+                False,
+                1,
+                G,
+                E,
+                COPY,
             )
             put_nothing(out + base + at, there, out.dtype.element_ty, [G, E], COPY, FULL)
     else:
@@ -566,8 +579,8 @@ def give_lines(
     T = onward(T, passes, inward.index(last).load(LINES), MODE)
     finish(
         out, words, kept, kept_x, kept_y, kept_words, stage, last, out_steps[0], out_steps[1],
-        out_steps[2], n, tile, begin, T, totals, gains, beside, KIND, TIES, MODE, UP, TYPE, False,
-        1, G, E, NW, FULL, LINE, WORD, COPY,
+        out_steps[2], n, 0, n, tile, begin, T, totals, gains, beside, KIND, TIES, MODE, UP, TYPE,
+        False, 1, G, E, NW, FULL, LINE, WORD, COPY,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from ..gluon import async_copy, gl, gluon
 from .arithmetic import exp_of_difference, far_exp, power_of_two_f32, powered, split_exp
 from .line_scans import behind_sum, both_added, even, exp_between, near_enough
+from .ragged import run_length
 from .stretches import NOTHING, ratio, times
 from .walk_memory import (
     address_of,
@@ -25,9 +26,11 @@ from .walk_memory import (
     lines_layout,
     lines_of,
     numbers_of,
+    run_of,
     shared_layout,
     unit_of,
 )
+from .walk_scans import edge_places
 from .walks import block_of, nth, store_part
 from .waves import both_last, tell_last
 
@@ -71,6 +74,7 @@ def walk_logs(
     STAGES: tl.constexpr,
     NW: tl.constexpr,
     FULL: tl.constexpr,
+    ANYWHERE: tl.constexpr,
 ):
     """The same as `walks.walk_rows`."""
     UP: tl.constexpr = not FLIP
@@ -88,17 +92,21 @@ def walk_logs(
     count = (tiles - first + programs - 1) // programs * parts
     for stage in gl.static_range(STAGES - 1):
         tile, begin, _ = part_of(stage, first, programs, parts, n, UP, C)
+        head, body = run_of(dy, tile, n, row_dims, row_dy, ANYWHERE)
         ask_part(
             dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
-            axis_dy, axis_x, axis_y, n, tile, begin, stage < count, stage, "affine", UP, SIDE, R, G,
-            E, FULL, COPY, LINE,
+            axis_dy, axis_x, axis_y, n, head, body, tile, begin, stage < count, stage, "affine", UP,
+            SIDE, R, G, E, FULL, COPY, LINE, ANYWHERE,
         )  # fmt: skip
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     beyond = (G - 1 - number if UP else number) * E
     lanes = gl.arange(0, R, gl.SliceLayout(0, LINES))
     # Of the part at hand: where it is, and y at its ends and past it, asked for a part before.
     tile, begin, place = part_of(first * 0, first, programs, parts, n, UP, C)
-    low, high, past = ends_of(y, tile, begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C)
+    head, body = run_of(dy, tile, n, row_dims, row_dy, ANYWHERE)
+    low, high, past = ends_of(
+        y, tile, begin, head, body, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C, ANYWHERE
+    )
     # Of the part behind: what leaves it, its reference, and whether it is in terms of that, which
     # all rows of a tile are, or none.
     carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
@@ -110,7 +118,7 @@ def walk_logs(
         ask(
             dy, x, y, dy, kept, kept_x, kept_y, kept, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts,
-            freed, "affine", UP, SIDE, R, G, E, FULL, COPY, LINE,
+            freed, "affine", UP, SIDE, R, G, E, FULL, COPY, LINE, ANYWHERE,
         )  # fmt: skip
         # Where a part is: worked out in each turn. Handed on it was slower by 15 points along
         # axis 0.
@@ -118,24 +126,35 @@ def walk_logs(
         later_tile, later_begin, _later = part_of(
             gl.minimum(i + 1, count - 1), first, programs, parts, n, UP, C
         )
+        later_head, later_body = run_of(dy, later_tile, n, row_dims, row_dy, ANYWHERE)
         later_low, later_high, later_past = ends_of(
-            y, later_tile, later_begin, lanes, n, row_dims, row_y, axis_y, UP, SIDE, R, C
-        )
+            y, later_tile, later_begin, later_head, later_body, lanes, n, row_dims, row_y, axis_y,
+            UP, SIDE, R, C, ANYWHERE,
+        )  # fmt: skip
+        head, body = run_of(dy, tile, n, row_dims, row_dy, ANYWHERE)
+        if ANYWHERE:
+            if place == 0:
+                carry = careful_part(
+                    dy, x, y, out, tile, edge_line(dy, n, head, body, UP, UP, LINES), n, n,
+                    row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
+                    gl.zeros_like(carry), UP, False, 1, run_length(dy.dtype), 1, LINES,
+                )  # fmt: skip
+                fine = fine * 0
         ref, ref_e, usual = reference_of(low, high)
         if fine == 1:
             inward = handed_on(carry, ref, ref_e, prior, prior_e)
         else:
             inward = carry * (wide_exp(ref, past) * _UPWARDS)
-        inward = gl.where(place > 0, inward, 0.0)
+        inward = gl.where(arrives(place, n, head, body, UP, ANYWHERE), inward, 0.0)
         async_copy.wait_group(STAGES - 1)
         terms = terms_of(
-            kept, kept_y, i % STAGES, begin, n, begin + beyond, ref, ref_e, ELEMENT, UP, SIDE, R, G,
-            E, FULL, LINE, LINES,
+            kept, kept_y, i % STAGES, begin, body, begin + beyond, ref, ref_e, ELEMENT, UP, SIDE, R,
+            G, E, FULL, LINE, LINES,
         )  # fmt: skip
         total = summed(terms, E, UP)
         s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
         results, S = shares_of(
-            terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, n, ref,
+            terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, body, ref,
             ref_e, ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
         )  # fmt: skip
         each = gl.where(finite(S) & usual[None, :], 1, 0)
@@ -143,8 +162,8 @@ def walk_logs(
         good = gl.min(of_row, 0)
         if good == 1:
             store_part(
-                out, kept, i % STAGES, results, tile, begin, n, row_dims, row_out, axis_out, UP,
-                SIDE, R, G, E, FULL, LINE, COPY,
+                out, kept, i % STAGES, results, tile, begin, head, body, row_dims, row_out,
+                axis_out, UP, SIDE, R, G, E, FULL, LINE, COPY, ANYWHERE,
             )  # fmt: skip
             # In f64: roundings do not add up along a row.
             carry = left.to(gl.float64) + inward
@@ -153,13 +172,40 @@ def walk_logs(
             if fine == 1:
                 bare = carry * (wide_exp(past, prior) * _DOWNWARDS)
             carry = careful_part(
-                dy, x, y, out, tile, begin + beyond, n, row_dims, row_dy, row_x, row_y, row_out,
-                axis_dy, axis_x, axis_y, axis_out, gl.where(place > 0, bare, 0.0), UP, SIDE, R,
-                G, E, LINES,
+                dy, x, y, out, tile, begin + head + beyond, head + body, n, row_dims, row_dy, row_x,
+                row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
+                gl.where(arrives(place, n, head, body, UP, ANYWHERE), bare, 0.0), UP,
+                SIDE, R, G, E, LINES, ANYWHERE,
             )  # fmt: skip
+        if ANYWHERE:
+            if place == parts - 1:
+                bare = carry
+                if good == 1:
+                    bare = carry * (wide_exp(low, ref) * _DOWNWARDS)
+                careful_part(
+                    dy, x, y, out, tile, edge_line(dy, n, head, body, UP, not UP, LINES), n, n,
+                    row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
+                    bare, UP, False, 1, run_length(dy.dtype), 1, LINES,
+                )  # fmt: skip
         prior, prior_e = ref, ref_e
         low, high, past = later_low, later_high, later_past
         fine = good
+
+
+@gluon.jit
+def arrives(place, n, head, body, UP: tl.constexpr, ANYWHERE: tl.constexpr):
+    """Whether anything is behind a part."""
+    if ANYWHERE:
+        return (place > 0) | ((head + body < n) if UP else (head > 0))
+    else:
+        return place > 0
+
+
+@gluon.jit
+def edge_line(dy, n, head, body, UP: tl.constexpr, BEHIND: tl.constexpr, LINES: tl.constexpr):
+    """The places of an edge, a line each; -1 where there is none."""
+    place, there, _first = edge_places(n, head, body, UP, BEHIND, run_length(dy.dtype), LINES)
+    return gl.where(there, place, -1)
 
 
 @gluon.jit
@@ -193,7 +239,7 @@ def take_logs(
     shut = number * 0 + gl.where(step < NOTHING, 1, 0)[None, :]
     if good == 0:
         leaving, a, _behind, _passes = careful_totals(
-            dy, y, tile, line, n, dy_steps[0], dy_steps[1], y_steps[1], dy_steps[2], y_steps[2],
+            dy, y, tile, line, n, n, dy_steps[0], dy_steps[1], y_steps[1], dy_steps[2], y_steps[2],
             UP, False, 1, E, LINES,
         )  # fmt: skip
         shut = gl.where(a == 0.0, 1, 0)
@@ -237,12 +283,12 @@ def give_logs(
     )  # fmt: skip
     if least(gl.where(finite(S), kept_good.index(stage).load(LINES), 0)) == 1:
         store_part(
-            out, kept, stage, results, tile, begin, n, out_steps[0], out_steps[1], out_steps[2], UP,
-            False, 1, G, E, FULL, LINE, COPY,
+            out, kept, stage, results, tile, begin, 0, n, out_steps[0], out_steps[1], out_steps[2],
+            UP, False, 1, G, E, FULL, LINE, COPY,
         )  # fmt: skip
     else:
         careful_part(
-            dy, x, y, out, tile, line, n, dy_steps[0], dy_steps[1], x_steps[1], y_steps[1],
+            dy, x, y, out, tile, line, n, n, dy_steps[0], dy_steps[1], x_steps[1], y_steps[1],
             out_steps[1], dy_steps[2], x_steps[2], y_steps[2], out_steps[2],
             gl.sum(gl.where(number == 0, arriving, 0.0), 0), UP, False, 1, G, E, LINES,
         )  # fmt: skip
@@ -371,20 +417,26 @@ def part_of(i, first, programs, parts, n, UP: tl.constexpr, C: tl.constexpr):
 
 @gluon.jit
 def ends_of(
-    y, tile, begin, lane, n, row_dims, row_y, axis_y, UP: tl.constexpr, SIDE: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr,
+    y, tile, begin, head, body, lane, n, row_dims, row_y, axis_y, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, ANYWHERE: tl.constexpr = False,
 ):  # fmt: skip
     """y at the near and the far end of a part, and of the place past it, f32 [R]; 0 where there is
-    none."""
-    last = gl.minimum(begin + C, n) - 1
+    none. All of the place past it, where it has none of a run's places."""
+    last = gl.minimum(begin + C, body) - 1
     if UP:
         near, far, past = begin, last, last + 1
+        if ANYWHERE:
+            near = gl.minimum(begin, body)
+            far = gl.maximum(near, last)
     else:
         near, far, past = last, begin, begin - 1
+        if ANYWHERE:
+            far = gl.minimum(begin, last)
+            past = gl.minimum(begin, body) - 1
     return (
-        value_at(y, tile, lane, near, n, row_dims, row_y, axis_y, SIDE, R),
-        value_at(y, tile, lane, far, n, row_dims, row_y, axis_y, SIDE, R),
-        value_at(y, tile, lane, past, n, row_dims, row_y, axis_y, SIDE, R),
+        value_at(y, tile, lane, near + head, n, row_dims, row_y, axis_y, SIDE, R),
+        value_at(y, tile, lane, far + head, n, row_dims, row_y, axis_y, SIDE, R),
+        value_at(y, tile, lane, past + head, n, row_dims, row_y, axis_y, SIDE, R),
     )
 
 
@@ -471,8 +523,9 @@ def sum_and_least(s1, good1, s2, good2):
 
 @gluon.jit
 def careful_totals(
-    dy, y, tile, line, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP: tl.constexpr,
+    dy, y, tile, line, end, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP: tl.constexpr,
     SIDE: tl.constexpr, R: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr,
+    ANYWHERE: tl.constexpr = False,
 ):  # fmt: skip
     """What each line and all behind it do to an S that arrives, [G, R], what is added and a
     factor; and what those behind it do alone. S is in terms of y of its own place."""
@@ -480,7 +533,7 @@ def careful_totals(
     s = (line * 0 + lane * 0).to(gl.float64)
     a = s + 1.0
     for k in range(0, E):
-        place = line + (E - 1 - k if UP else k)
+        place = place_of(line, k, end, UP, E, ANYWHERE)
         d, c = careful_place(
             dy, y, tile, lane, place, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R
         )
@@ -490,6 +543,16 @@ def careful_totals(
         (a, s, gl.zeros_like(s) + 1.0, gl.zeros_like(s)), 0, behind_factors
     )
     return s, a, behind, passes
+
+
+@gluon.jit
+def place_of(line, k, end, UP: tl.constexpr, E: tl.constexpr, ANYWHERE: tl.constexpr):
+    """The k-th place of each line from its far end; -1 behind the end of a run."""
+    place = line + (E - 1 - k if UP else k)
+    if ANYWHERE:
+        return gl.where(place < end, place, -1)
+    else:
+        return place
 
 
 @triton.jit
@@ -515,21 +578,22 @@ def careful_place(
 
 @gluon.jit
 def careful_part(
-    dy, x, y, out, tile, line, n, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y,
-    axis_out, arriving, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
-    E: tl.constexpr, LINES: tl.constexpr,
+    dy, x, y, out, tile, line, end, n, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x,
+    axis_y, axis_out, arriving, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr, ANYWHERE: tl.constexpr = False,
 ):  # fmt: skip
     """A part, place by place: `arriving`, f64 [R], is in terms of y past it. Returns what leaves it
     in terms of y at its near end."""
     s, a, behind, passes = careful_totals(
-        dy, y, tile, line, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R, E, LINES
-    )
+        dy, y, tile, line, end, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R, E, LINES,
+        ANYWHERE,
+    )  # fmt: skip
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     leaving = gl.sum(gl.where(number == G - 1, s + a * arriving[None, :], 0.0), 0)
     S = behind + passes * arriving[None, :]
     lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
     for k in range(0, E):
-        place = line + (E - 1 - k if UP else k)
+        place = place_of(line, k, end, UP, E, ANYWHERE)
         d, c = careful_place(
             dy, y, tile, lane, place, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R
         )

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
 from ..launch import interpreted
+from .ragged import runs_of
 from .tiles import outer_offset, tile_row
 
 _INTERPRETED = tl.constexpr(interpreted())
@@ -60,11 +61,33 @@ def begin_of(place, parts, n, UP: tl.constexpr, C: tl.constexpr):
 
 
 @gluon.jit
+def run_of(pointer, tile, n, row_dims, row_steps, ANYWHERE: tl.constexpr):
+    """Of a tile's one row: how many elements are before its run, and how many are in it. All are,
+    unless rows begin ANYWHERE: then it begins and ends where 16 divides the address."""
+    if ANYWHERE:
+        outer, row = tile_row(tile, row_dims, 1)
+        start = pointer + outer_offset(outer, row_dims, row_steps) + row * row_steps[0]
+        return runs_of(start, n)
+    else:
+        return 0, n
+
+
+@gluon.jit
+def begun(pointer, base, ANYWHERE: tl.constexpr):
+    """Where a part begins."""
+    if ANYWHERE:
+        return gl.multiple_of(pointer + base, 16)
+    else:
+        return pointer + base
+
+
+@gluon.jit
 def offsets(
-    tile, begin, n, row_dims, row_steps, axis_steps, UP: tl.constexpr, SIDE: tl.constexpr,
+    tile, begin, head, n, row_dims, row_steps, axis_steps, UP: tl.constexpr, SIDE: tl.constexpr,
     R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr,
 ):  # fmt: skip
-    """Where the elements of a part are, lines from the far end on, and which exist."""
+    """Where the elements of a part are, lines from the far end on, and which exist: of a run of n
+    places, so many behind the beginning of its row."""
     outer, row = tile_row(tile, row_dims, R)
     base = outer_offset(outer, row_dims, row_steps)
     if SIDE:
@@ -80,18 +103,21 @@ def offsets(
         line = gl.arange(0, G, gl.SliceLayout(1, LAYOUT))
         step = gl.arange(0, E, gl.SliceLayout(0, LAYOUT))
         beyond = ((G - 1 - line if UP else line) * E)[:, None] + step[None, :]
-        return base + row * row_steps[0] + begin, beyond, begin + beyond < n
+        return base + row * row_steps[0] + begin + head, beyond, begin + beyond < n
 
 
 @gluon.jit
 def word_offsets(
     tile, begin, n, row_dims, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
-    G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, LAYOUT: tl.constexpr, ANYWHERE: tl.constexpr,
 ):  # fmt: skip
-    """The same of words, each of 32 places."""
+    """The same of words, each of 32 places; those of edges come behind."""
     outer, row = tile_row(tile, row_dims, R)
     W: tl.constexpr = E // 32
     count = gl.cdiv(n, 32).to(gl.int64)
+    stride = count
+    if ANYWHERE:
+        stride += 2
     if SIDE:
         step = gl.arange(0, G * W, gl.SliceLayout(1, LAYOUT))
         lane = gl.arange(0, R, gl.SliceLayout(0, LAYOUT))
@@ -104,7 +130,15 @@ def word_offsets(
         line = gl.arange(0, G, gl.SliceLayout(1, LAYOUT))
         step = gl.arange(0, W, gl.SliceLayout(0, LAYOUT))
         index = begin // 32 + ((G - 1 - line if UP else line) * W)[:, None] + step[None, :]
-        return (outer * row_dims[0] + row) * count + index, index < count
+        return (outer * row_dims[0] + row) * stride + index, index < count
+
+
+@gluon.jit
+def edge_word(tile, n, row_dims, BEHIND: tl.constexpr):
+    """Where the word of an edge is: that before a row's run, or that behind it."""
+    outer, row = tile_row(tile, row_dims, 1)
+    count = gl.cdiv(n, 32).to(gl.int64)
+    return (outer * row_dims[0] + row) * (count + 2) + count + (1 if BEHIND else 0)
 
 
 @gluon.jit
@@ -113,47 +147,53 @@ def ask(
     axis_dy, axis_x, axis_y, n, first, programs, i, count, parts, stage,
     MODE: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     E: tl.constexpr, FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr,
+    ANYWHERE: tl.constexpr,
 ):  # fmt: skip
     """Ask for a program's i-th part of all arrays, if there is one."""
     tile, place = unit_of(i, first, programs, parts)
     begin = begin_of(place, parts, n, UP, G * E)
+    if MODE == "mark":
+        head, body = run_of(x, tile, n, row_dims, row_x, ANYWHERE)
+    else:
+        head, body = run_of(dy, tile, n, row_dims, row_dy, ANYWHERE)
     ask_part(
         dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y, axis_dy,
-        axis_x, axis_y, n, tile, begin, i < count, stage, MODE, UP, SIDE, R, G, E, FULL, COPY, WORD,
+        axis_x, axis_y, n, head, body, tile, begin, i < count, stage, MODE, UP, SIDE, R, G, E, FULL,
+        COPY, WORD, ANYWHERE,
     )  # fmt: skip
 
 
 @gluon.jit
 def ask_part(
     dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y, axis_dy,
-    axis_x, axis_y, n, tile, begin, exists, stage, MODE: tl.constexpr, UP: tl.constexpr,
-    SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
-    COPY: tl.constexpr, WORD: tl.constexpr,
+    axis_x, axis_y, n, head, body, tile, begin, exists, stage, MODE: tl.constexpr,
+    UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    FULL: tl.constexpr, COPY: tl.constexpr, WORD: tl.constexpr, ANYWHERE: tl.constexpr = False,
 ):  # fmt: skip
     """The same of the part of a tile that begins there, if it exists."""
     if exists:
         if MODE == "mark":
             base, at, there = offsets(
-                tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
+                tile, begin, head, body, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
             )
-            copy(x + base + at, there, kept.index(stage), FULL)
+            copy(begun(x, base, ANYWHERE) + at, there, kept.index(stage), FULL)
         else:
             base, at, there = offsets(
-                tile, begin, n, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
+                tile, begin, head, body, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
             )
-            copy(dy + base + at, there, kept.index(stage), FULL)
+            copy(begun(dy, base, ANYWHERE) + at, there, kept.index(stage), FULL)
         if MODE == "affine" or MODE == "x":
             base, at, there = offsets(
-                tile, begin, n, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
+                tile, begin, head, body, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
             )
-            copy(x + base + at, there, kept_x.index(stage), FULL)
+            copy(begun(x, base, ANYWHERE) + at, there, kept_x.index(stage), FULL)
         if MODE == "affine" or MODE == "y":
             base, at, there = offsets(
-                tile, begin, n, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
+                tile, begin, head, body, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
             )
-            copy(y + base + at, there, kept_y.index(stage), FULL)
+            copy(begun(y, base, ANYWHERE) + at, there, kept_y.index(stage), FULL)
         if MODE == "gate":
-            at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD)
+            at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD, ANYWHERE)
             copy(words + at, there, kept_words.index(stage), FULL)
     async_copy.commit_group()
 

@@ -16,17 +16,13 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
 from ..launch import interpreted
-from .line_scans import (
-    behind_affine,
-    behind_gated,
-    behind_sum,
-    mask,
-    mode_of,
-)
+from .line_scans import mask, mode_of
 from .stretches import beats, extremum, larger
 from .walk_memory import (
+    address_of,
     ask,
     begin_of,
+    begun,
     columns_of,
     copy_layout,
     flat,
@@ -37,11 +33,13 @@ from .walk_memory import (
     nearer,
     numbers_of,
     offsets,
+    run_of,
     shared_layout,
     unit_of,
     word_offsets,
 )
-from .winners import before_either, either
+from .walk_scans import across, edge, lowest, onward
+from .winners import either
 
 _INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
@@ -80,11 +78,13 @@ def walk_rows(
     STAGES: tl.constexpr,
     NW: tl.constexpr,
     FULL: tl.constexpr,
+    ANYWHERE: tl.constexpr,
 ):
     """`tiles` of R rows, in `parts` of G lines of E places; a program has room for STAGES of them.
 
     MARK: x alone is read, and leaves a bit a place in `words`, for the launch that reads dy and
-    them.
+    them. ANYWHERE: rows one by one that begin at any address, in all arrays alike; parts are those
+    of their runs, and places are counted from where those begin.
     """
     MODE: tl.constexpr = "mark" if MARK else mode_of(KIND)
     # The far end is where a walk begins; marks are walked the other way.
@@ -117,7 +117,7 @@ def walk_rows(
         ask(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, stage, count, parts, stage,
-            MODE, UP, SIDE, R, G, E, FULL, COPY, WORD,
+            MODE, UP, SIDE, R, G, E, FULL, COPY, WORD, ANYWHERE,
         )  # fmt: skip
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
     carry = gl.full([R], 0.0, gl.float64, gl.SliceLayout(0, LINES))
@@ -126,18 +126,36 @@ def walk_rows(
         ask(
             dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
             axis_dy, axis_x, axis_y, n, first, programs, i + STAGES - 1, count, parts, freed,
-            MODE, UP, SIDE, R, G, E, FULL, COPY, WORD,
+            MODE, UP, SIDE, R, G, E, FULL, COPY, WORD, ANYWHERE,
         )  # fmt: skip
+        if ANYWHERE:
+            tile, place = unit_of(i, first, programs, parts)
+            if MARK:
+                head, body = run_of(x, tile, n, row_dims, row_x, ANYWHERE)
+            else:
+                head, body = run_of(dy, tile, n, row_dims, row_dy, ANYWHERE)
+            if place == 0:
+                carry = edge(
+                    dy, x, y, out, words, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x,
+                    axis_y, axis_out, n, head, body, tile,
+                    gl.zeros_like(carry) - (_INFINITY if MARK else 0.0), KIND, TIES, MODE, UP, UP,
+                    TYPE, LINES,
+                )  # fmt: skip
+        else:
+            head, body = 0, n
         async_copy.wait_group(STAGES - 1)
         tile, place = unit_of(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, C)
         nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
         totals, gains = line_totals(
-            kept, kept_x, kept_words, i % STAGES, begin, n, KIND, MODE, UP, TYPE, SIDE, R,
-            G, E, NW, FULL, LINE, WORD,
+            kept, kept_x, kept_words, i % STAGES, begin, body, KIND, MODE, UP, TYPE, SIDE, R,
+            G, E, NW, FULL, LINE, WORD, ANYWHERE,
         )  # fmt: skip
         all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
-        arriving = gl.where(place > 0, carry, nothing)[None, :]
+        if ANYWHERE:
+            arriving = carry[None, :]
+        else:
+            arriving = gl.where(place > 0, carry, nothing)[None, :]
         left = onward(all_s.to(gl.float64), all_a, arriving, MODE)
         last = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None] == G - 1
         if MODE == "mark":
@@ -145,16 +163,27 @@ def walk_rows(
         else:
             carry = gl.sum(gl.where(last, left, 0.0), 0)
         T = onward(behind, passes, arriving, MODE)
-        edge = T
+        beyond = T
+        behind_y = 1.0
         if MODE == "affine":
+            if ANYWHERE and not UP:
+                at, exists = address_of(tile, 0, head + body, n, row_dims, row_y, axis_y, False, 1)
+                behind_y = gl.load(y + at, mask=exists, other=1.0).to(TYPE)
             number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
-            line = begin + (G - 1 - number if UP else number) * E
-            edge = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
+            line = begin + head + (G - 1 - number if UP else number) * E
+            beyond = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
         finish(
             out, words, kept, kept_x, kept_y, kept_words, i % STAGES, i % STAGES, row_dims, row_out,
-            axis_out, n, tile, begin, T, totals, gains, edge, KIND, TIES, MODE, UP, TYPE, SIDE, R,
-            G, E, NW, FULL, LINE, WORD, COPY,
+            axis_out, n, head, body, tile, begin, T, totals, gains, beyond, KIND, TIES, MODE, UP,
+            TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY, ANYWHERE, behind_y,
         )  # fmt: skip
+        if ANYWHERE:
+            if place == parts - 1:
+                edge(
+                    dy, x, y, out, words, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x,
+                    axis_y, axis_out, n, head, body, tile, carry, KIND, TIES, MODE, UP, not UP,
+                    TYPE, LINES,
+                )  # fmt: skip
 
 
 @gluon.jit
@@ -162,6 +191,7 @@ def line_totals(
     kept, kept_x, kept_words, stage, begin, n, KIND: tl.constexpr, MODE: tl.constexpr,
     UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
     E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr, WORD: tl.constexpr,
+    ANYWHERE: tl.constexpr = False,
 ):  # fmt: skip
     """What each line does to what arrives, [G, R]: what is added, and a factor or a gate; before
     the last what its first stretches do."""
@@ -181,7 +211,10 @@ def line_totals(
     else:
         d = numbers_of(kept, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
         if MODE == "affine":
-            u = numbers_of(kept_x, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+            u = numbers_of(
+                kept_x, stage, begin, n, let_through(ANYWHERE), TYPE, UP, SIDE, R, G, E, FULL, LINE,
+                LINES,
+            )  # fmt: skip
             total = u[nth(0, E, UP)] * d[nth(0, E, UP)]
             gain = u[nth(0, E, UP)]
             for k in gl.static_range(1, E):
@@ -237,12 +270,6 @@ def begins_stretch(mode, place):
 
 
 @triton.constexpr_function
-def lowest(kind):
-    """What no number is an extremum before."""
-    return float("inf") if kind == "cummin" else -float("inf")
-
-
-@triton.constexpr_function
 def nth(k, e, up):
     """The k-th place of a line, from its far end."""
     return e - 1 - k if up else k
@@ -288,58 +315,22 @@ def extreme_of(kind, type_, count):
 
 
 @gluon.jit
-def across(leaving, gain, MODE: tl.constexpr):
-    """What each line and all behind it do to what arrives, [G, R], and what those behind it do
-    alone: what is added, and a factor or a gate."""
-    nothing = gl.zeros_like(leaving)
-    if MODE == "sum":
-        s, behind = gl.associative_scan((leaving, nothing), 0, behind_sum)
-        return s, s, behind, behind
-    elif MODE == "mark":
-        s, behind = gl.associative_scan((leaving, nothing - _INFINITY), 0, before_either)
-        return s, s, behind, behind
-    elif MODE == "affine":
-        a, s, b, behind = gl.associative_scan(
-            (gain, leaving, nothing + 1.0, nothing), 0, behind_affine
-        )
-        return s, a, behind, b
-    else:
-        a, s, b, behind = gl.associative_scan(
-            (gain, leaving, gl.zeros_like(gain) - 1, nothing), 0, behind_gated
-        )
-        return s, a, behind, b
-
-
-@gluon.jit
-def onward(s, a, arriving, MODE: tl.constexpr):
-    """s + a · what arrives, of any shape and f64, in the type of s."""
-    arriving = arriving.to(s.dtype)
-    if MODE == "sum":
-        return s + arriving
-    elif MODE == "mark":
-        return either(s, gl.zeros_like(s) + arriving)
-    elif MODE == "affine":
-        return s + a.to(s.dtype) * arriving
-    else:
-        return s + gl.where(a != 0, arriving, 0.0)
-
-
-@gluon.jit
 def finish(
-    out, words, kept, kept_x, kept_y, kept_words, stage, last, row_dims, row_out, axis_out, n, tile,
-    begin, T, totals, gains, edge, KIND: tl.constexpr, TIES: tl.constexpr, MODE: tl.constexpr,
-    UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr,
-    E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr, WORD: tl.constexpr,
-    COPY: tl.constexpr,
+    out, words, kept, kept_x, kept_y, kept_words, stage, last, row_dims, row_out, axis_out, n, head,
+    body, tile, begin, T, totals, gains, beyond, KIND: tl.constexpr, TIES: tl.constexpr,
+    MODE: tl.constexpr, UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr,
+    WORD: tl.constexpr, COPY: tl.constexpr, ANYWHERE: tl.constexpr = False, behind_y=1.0,
 ):  # fmt: skip
     """Run through a part, what arrives at each line being T, [G, R], and store it; its y are kept
-    at `last`, and `edge` is y of the place before each line, where that is needed."""
+    at `last`, and `beyond` is y of the place before each line, where that is needed; `behind_y` is
+    that behind the last place."""
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     line = begin + (G - 1 - number if UP else number) * E
     if MODE == "mark":
         values = numbers_of(
-            kept, stage, begin, n, lowest(KIND), TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES
+            kept, stage, begin, body, lowest(KIND), TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES
         )
         found = ()
         for _ in gl.static_range(0, E // 32):
@@ -348,10 +339,12 @@ def finish(
             value = extremum(KIND, values[nth(k, E, UP)])
             found = with_winner(found, value, T, TIES, nth(k, E, UP), E // 32)
             if not FULL or k == 0:  # the row may begin here
-                begins = line + nth(k, E, UP) == (n - 1 if UP else 0)
+                begins = line + head + nth(k, E, UP) == (n - 1 if UP else 0)
                 found = with_bit(found, begins, nth(k, E, UP), E // 32)
             T = either(T, value)
-        at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD)
+        if ANYWHERE:  # what arrives goes through places behind the run
+            found = within_run(found, line, body, E // 32)
+        at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD, ANYWHERE)
         value = flat(lines_of(found, R, G, E // 32), SIDE, R, G, E // 32)
         value = gl.convert_layout(value, WORD)
         if FULL:
@@ -359,12 +352,17 @@ def finish(
         else:
             gl.store(words + at, value, mask=there)
     else:
-        d = numbers_of(kept, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
+        d = numbers_of(kept, stage, begin, body, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
         u, w, c = d, d, d
         if MODE == "affine":
-            u = numbers_of(kept_x, stage, begin, n, 0.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
-            w = numbers_of(kept_y, last, begin, n, 1.0, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES)
-            edge = edge.to(TYPE)
+            u = numbers_of(
+                kept_x, stage, begin, body, let_through(ANYWHERE), TYPE, UP, SIDE, R, G, E, FULL,
+                LINE, LINES,
+            )  # fmt: skip
+            w = numbers_of(
+                kept_y, last, begin, body, behind_y, TYPE, UP, SIDE, R, G, E, FULL, LINE, LINES
+            )
+            beyond = beyond.to(TYPE)
         elif MODE == "gate":
             again = anew(kept_words.index(stage).load(WORD), n)
             c = columns_of(lined(again, SIDE, R, G, E // 32), R, G, E // 32, LINES)
@@ -379,7 +377,7 @@ def finish(
                 T = S
             elif MODE == "affine":
                 if k == E - 1:
-                    weight = edge
+                    weight = beyond
                 else:
                     weight = w[nth(k + 1, E, UP)]
                 value = weight * S
@@ -393,16 +391,16 @@ def finish(
             else:
                 results = results + (value,)
         store_part(
-            out, kept, stage, results, tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G,
-            E, FULL, LINE, COPY,
+            out, kept, stage, results, tile, begin, head, body, row_dims, row_out, axis_out, UP,
+            SIDE, R, G, E, FULL, LINE, COPY, ANYWHERE,
         )  # fmt: skip
 
 
 @gluon.jit
 def store_part(
-    out, kept, stage, results, tile, begin, n, row_dims, row_out, axis_out, UP: tl.constexpr,
+    out, kept, stage, results, tile, begin, head, n, row_dims, row_out, axis_out, UP: tl.constexpr,
     SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
-    LINE: tl.constexpr, COPY: tl.constexpr,
+    LINE: tl.constexpr, COPY: tl.constexpr, ANYWHERE: tl.constexpr = False,
 ):  # fmt: skip
     """Round a part once and store it, where lines lie one after the other by way of its own shared
     memory."""
@@ -414,18 +412,35 @@ def store_part(
     if SIDE:
         value = gl.convert_layout(value, LINE)
         base, at, there = offsets(
-            tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, LINE
+            tile, begin, head, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, LINE
         )
     else:
         kept.index(stage).store(value)
         value = kept.index(stage).load(COPY)
         base, at, there = offsets(
-            tile, begin, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, COPY
+            tile, begin, head, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, COPY
         )
     if FULL:
         gl.store(out + base + at, value)
     else:
-        gl.store(out + base + at, value, mask=there)
+        gl.store(begun(out, base, ANYWHERE) + at, value, mask=there)
+
+
+@triton.constexpr_function
+def let_through(anywhere):
+    """The factor of places that a part has not: behind the run of a row is an edge."""
+    return 1.0 if anywhere else 0.0
+
+
+@gluon.jit
+def within_run(words, line, body, COUNT: tl.constexpr):
+    """The words of a line without the bits of places behind the run."""
+    found = ()
+    for k in gl.static_range(0, COUNT):
+        left = gl.minimum(gl.maximum(body - line - 32 * k, 0), 32).to(gl.int32)
+        kept = words[k] & ((gl.zeros_like(left) + 1 << left) - 1)
+        found = found + (gl.where(left > 31, words[k], kept),)
+    return found
 
 
 @gluon.jit
