@@ -257,7 +257,8 @@ LARGE = [
     ((12, 700), (0,)),  # ... and the few that log-cumsum-exp keeps where y is absent
     ((5, 140, 6), (1,)),  # ... too many for a scan, and too few to fill the machine
     ((264, 140, 8), (1,)),  # ... enough to
-    ((264, 2100), (1,)),  # rows of a scan tile by tile, enough to fill the machine
+    ((300, 8192), (1,)),  # rows of a scan tile by tile, that would leave walking programs idle
+    ((264, 2100), (1,)),  # rows of a scan, enough to fill the machine
     ((264, 4200), (1,)),  # ... that do not lie one element after the other
     ((3, 40_000), (1,)),  # rows split over programs
     ((2, 70_000), (1,)),
@@ -310,7 +311,7 @@ def signature(program):
     constants = [dict(step.constants) for step in program.steps]
     kernels = tuple(
         dict.fromkeys(
-            (step.kernel, fixed.get("PHASE", fixed.get("LEVEL")))
+            (step.kernel, fixed.get("PHASE", fixed.get("LEVEL")), step.anywhere)
             for step, fixed in zip(program.steps, constants, strict=True)
         )
     )
@@ -398,10 +399,12 @@ CLUSTERED = [
     ((2, 90, 40), (1,)),
 ]
 # Scans of parts in shared memory: rows and strips enough for nine programs or eighteen, and fewer;
-# parts that are full and others.
+# parts that are full and others; rows that begin anywhere, whose last part may be empty.
 WALKED = [
     ((18, 4096), (1,)),
     ((27, 3088), (1,)),
+    ((27, 3087), (1,)),
+    ((9, 2, 4099), (2,)),
     ((5, 40_960), (1,)),
     ((2, 80_016), (1,)),
     ((512, 576), (0,)),
@@ -444,6 +447,8 @@ def walked_table():
         table_of("sm_90"),
         fill=18,
         walked_rows=sizes,
+        walked_ragged=sizes,
+        walked_warps=1,
         walked_from=(),
         walked_columns=strips,
         walked_strips=strips,

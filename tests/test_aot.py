@@ -354,6 +354,33 @@ for kind, element, shape in (
     run_compiler(code, 240)
 
 
+def test_scans_of_rows_that_begin_anywhere_move_16_bytes_at_a_time():
+    """What is copied into shared memory, and what is written but for the edges."""
+    code = """
+import re
+from gradplan import cases
+from gradplan.backends.gpu import launch, programs, table
+from gradplan.geometry import c_strides
+from gradplan.registry import KINDS
+
+for kind, element in (("cumsum", "bf16"), ("cumprod", "f32"), ("cummax", "f16"),
+                      ("log_cumsum_exp", "bf16")):
+    spec = next(spec for spec in KINDS.values() if spec.kind.value == kind)
+    desc = cases.describe(spec, element, (4096, 5001), (1,))
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    program = programs.choose(desc, strides, table.table_of("sm_90"))
+    assert program.variant.startswith("walked") and program.alike, program.variant
+    for step in program.steps:
+        words = launch.compiled(step, 1, 90).asm["ptx"]
+        copies = re.findall(r"cp\\.async\\.c[ag]\\.shared\\.global[^;]*;", words)
+        small = [one for one in copies if "0x10" not in one]
+        assert len(copies) > 4 * len(small), (kind, step.kernel, copies[:3])
+        assert not small or kind == "cummax", (kind, small)  # words of marks
+        assert "st.global.v4" in words or dict(step.constants).get("MARK"), (kind, step.kernel)
+"""
+    run_compiler(code, 240)
+
+
 @pytest.mark.parametrize("kind", ["cumsum", "softmax", "var", "prod", "lerp"])
 def test_no_launch_has_more_programs_than_a_grid(kind):
     """Two places side by side are little to do for a program, and make many."""
@@ -434,6 +461,31 @@ def test_rows_that_begin_anywhere_lie_alike(n):
         assert one.workspace_bytes <= found.workspace_bytes
     strides["y"] = (n + 3, 1)  # its rows begin elsewhere
     assert programs.choose(desc, strides, table_of("sm_90")).steps[0].kernel.startswith("rows.")
+
+
+@pytest.mark.parametrize("n", [8191, 8192])
+@pytest.mark.parametrize("kind", ["cumsum", "cumprod", "cummax", "log_cumsum_exp"])
+def test_scans_of_rows_that_begin_anywhere_lie_alike(kind, n):
+    """The same; workspaces are no larger than the plan's."""
+    spec = next(s for s in SPECS if s.kind == kind)
+    desc = cases.describe(spec, ElementKind.BF16, (4096, n), (1,))
+    strides = {op.name: c_strides(op.shape) for op in desc.operands}
+    found = programs.choose(desc, strides, table_of("sm_90"))
+    bound = programs.workspace_bound(desc, table_of("sm_90"))
+    for addresses, alike in (
+        (dict.fromkeys(strides, 1 << 20), n % 2 == 1),
+        (dict.fromkeys(strides, (1 << 20) + 6), True),
+        ({name: (1 << 20) + 2 * k for k, name in enumerate(strides)}, False),
+    ):
+        one = found.suited(addresses)
+        assert bool(one.alike) == alike, (addresses, one.variant)
+        assert not alike or one.variant.startswith("walked")
+        assert one.suited(addresses) is one
+        assert one.workspace_bytes <= found.workspace_bytes <= bound
+    strides["dx"] = (n + 3, 1)  # its rows begin elsewhere
+    other = programs.choose(desc, strides, table_of("sm_90"))
+    assert not other.alike
+    assert other.unaligned is None or not other.unaligned.alike
 
 
 @pytest.mark.parametrize("n", [12288, 12289, 30001])

@@ -129,13 +129,42 @@ def test_scans_of_small_parts_in_shared_memory(spec, element):
     """All data and options that are walked or held, on few programs, so that there are many waves
     and rounds; rows begin and end within a wave."""
     some = list(walked_or_held(spec, element))
+    fixed = [(program, dict(program.steps[-1].constants)) for _, program in some]
     met = {
-        (program.variant.split("_")[0], program.layout, dict(program.steps[-1].constants)["FULL"])
-        for _, program in some
+        (program.variant.split("_")[0], program.layout, constants["FULL"], bool(program.alike))
+        for program, constants in fixed
     }
-    assert len(met) == 6
+    assert len(met) == 7
     with table.using(launch.device_arch(0), walked_table()):
         check(case for case, _ in some)
+
+
+@gpu
+@pytest.mark.parametrize("rows", [150, 300, 4000])
+@problems([spec for spec in SPECS if spec.engine is Engine.RECURRENCE], ELEMENTS[:3])
+def test_rows_that_begin_anywhere_in_place(spec, element, rows):
+    """What one warp writes, others have read: by programs of one to four warps, time and again."""
+    desc = cases.describe(spec, element, (rows, 8191), (1,))
+    torch.cuda.manual_seed(rows)
+    kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[element]
+    arrays = {
+        op.name: torch.rand(op.shape, device="cuda").add(0.5).to(kind)
+        for op in desc.operands
+        if not op.output
+    }
+    if "y" in arrays and spec.kind == "log_cumsum_exp":
+        arrays["y"] = arrays["x"].double().logcumsumexp(1).to(kind)
+    plan = gp.ScanBackwardPlan.select(desc, device="cuda")
+    dy = arrays.pop("dy")
+    dx = torch.empty_like(dy)
+    plan.run(gp.ScanBackwardArgs(dy=dy, dx=dx, **arrays))
+    assert plan.bind(gp.ScanBackwardArgs(dy=dy, dx=dx, **arrays)).sku.variant.startswith("walked")
+    other = dy.clone()
+    launch_it = plan.bind(gp.ScanBackwardArgs(dy=other, dx=other, **arrays))
+    for _ in range(50):
+        other.copy_(dy)
+        launch_it()
+        assert torch.equal(other.nan_to_num(7.0), dx.nan_to_num(7.0))
 
 
 @gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import ml_dtypes
@@ -54,6 +55,7 @@ def walking():
         table.table_of("interpreter"),
         fill=4,
         walked_rows=sizes,
+        walked_ragged=sizes,
         walked_columns=(
             ("cumsum", 1024, 2, 512, 2),
             ("cumprod", 1024, 2, 512, 2),
@@ -100,24 +102,35 @@ def test_scans_that_are_walked_and_held(spec, element):
 
 @problems(WALKED, ELEMENTS[:3])
 def test_rows_that_begin_anywhere_are_walked(spec, element):
-    """Runs that fill their parts, that end within one, and that leave the last one empty; all
-    data, while shapes, layouts and options take turns."""
+    """Runs that fill their parts, that end within one, and that leave the last one empty, by one
+    warp and by several; all data, while shapes, layouts and options take turns."""
     part = 1024 if spec.ties else 256
-    shapes = [2 * part + 9, 2 * part + 3, 3 * part - 5, part - 1, 2 * part + 17]
-    layouts = [Layout.CONTIGUOUS, Layout.SHIFTED]
+    shapes = [
+        ((4, 2 * part + 9), Layout.CONTIGUOUS),
+        ((4, 2 * part + 3), Layout.SHIFTED),
+        ((2, 2, 3 * part - 5), Layout.CONTIGUOUS),
+        ((4, part - 1), None),  # all from back to front
+        ((4, 2 * part + 17), Layout.SHIFTED),
+        ((4, 2 * part + 3), Layout.IN_PLACE),
+        ((2, 2, 2 * part + 1), Layout.SHIFTED),
+    ]
     asked = cases.options_of(spec, element)
     if spec.kind in ("cumprod", "log_cumsum_exp"):
         asked = [(fields, without) for fields, without in asked if not without]
     turn = ELEMENTS.index(element)
     missed = []
-    with table.using("interpreter", walking()):
-        for k, data in enumerate([*cases.data_of(spec)] * 2, turn):
-            fields, without = asked[k % len(asked)]
-            desc = cases.describe(spec, element, (4, shapes[k % 5]), (1,), **fields)
-            layout = layouts[k // 5 % 2]
-            problem = cases.Problem(
-                Case(desc=desc, data=data, layout=layout, without=without, seed=k)
-            )
+    for k, data in enumerate([*cases.data_of(spec)] * 2, turn):
+        shape, layout = shapes[k % len(shapes)]
+        fields, without = asked[k % len(asked)]
+        desc = cases.describe(spec, element, shape, (len(shape) - 1,), **fields)
+        case = Case(desc=desc, data=data, without=without, seed=k)
+        if layout is None:
+            back = cases.Placement((0, 1), (1, -1), 0, 1)
+            case = replace(case, placements=tuple((op.name, back) for op in desc.operands))
+        else:
+            case = replace(case, layout=layout)
+        with table.using("interpreter", replace(walking(), walked_warps=1 + 7 * (k % 3 == 0))):
+            problem = cases.Problem(case)
             launch_it = bound(problem)
             assert launch_it.sku.variant.startswith("walked")
             launch_it()
@@ -127,6 +140,19 @@ def test_rows_that_begin_anywhere_are_walked(spec, element):
             if not outcome.ok:
                 missed.append(str(outcome))
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+@problems(WALKED, ELEMENTS[:1])
+def test_inputs_that_repeat_are_not_walked(spec, element):
+    """One value a row is no run, nor is one for all; what is read of them is theirs alone."""
+    desc = cases.describe(spec, element, (4, 2057), (1,))
+    names = [op.name for op in desc.operands if op.name in ("dy", "x")]
+    for name, steps in itertools.product(names, ((1, 0), (0, 0))):
+        case = Case(desc=desc, placements=((name, cases.Placement((0, 1), steps)),))
+        with table.using("interpreter", walking()):
+            problem = cases.Problem(case)
+            assert not bound(problem).sku.variant.startswith("walked")
+            settle(problem)
 
 
 @pytest.fixture

@@ -136,6 +136,12 @@ def _narrow(kind: str, half: bool) -> Shapes:
     return [((1024, 8192), 0)] if _rounded(kind, half) else [((8192, 8192), 0)]
 
 
+def _uneven(kind: str, half: bool) -> Shapes:
+    """Rows that fill no tile, too short to be walked and long enough."""
+    longer = (16384, 5008) if kind == "cumsum" and not half else (1 << 16, 768)
+    return [((1 << 18, 272), 1), (longer, 1)]
+
+
 def _rounded(kind: str, half: bool) -> bool:
     """... products of f32 may be whose factors are rounded one by one."""
     return kind == "cumprod" and not half
@@ -230,13 +236,16 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "longest_rows": ("std", [((1024, 32768), 1)]),
     "lagged_rows": ("std", [((1, 1 << 27), 1)]),
     "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
-    "walked_rows": ("cummax", [((1 << 16, 1024), 1), ((1024, 131072), 1)]),
+    "walked_rows": ("cummax", [((1 << 17, 512), 1), ((1024, 131072), 1)]),
+    "walked_ragged": ("cummax", [((1 << 18, 255), 1), ((8192, 8191), 1)]),
+    "walked_uneven": ("cummax", _uneven),
     "held_scans": ("cummax", [((64, 32768), 1), ((1, 1 << 27), 1)]),
     "held_rows": ("std", _cluster_rows),
     "held_columns": ("std", [((64, 2048, 512), 1)]),
     "cluster_rows": ("std", _cluster_rows),
     "cluster_columns": ("var", [((64, 2048, 512), 1)]),
     "ragged_rows": ("std", _RAGGED),
+    "ragged_eighths": ("log_softmax", [((16384, 5000), 1)]),
 }
 
 
@@ -273,6 +282,24 @@ def _by_place(values: Sequence[int]) -> Ask:
                 without = _NO_Y if place.startswith(_FORWARD) else ()
                 probes = _on_shapes(kind or other, shapes, half, without)
                 yield Question(_label(f"{name} {place}", kind, half), str(now), tables, probes)
+
+    return ask
+
+
+def _by_length(size: int) -> Ask:
+    """A field with a number for each kind and length of rows, of so many elements in all."""
+
+    def ask(name: str, table: Table) -> Iterator[Question]:
+        for k, (kind, least, *numbers) in enumerate(getattr(table, name)):
+            length = max(64, least)
+            for half in (True, False):
+                now = numbers[0 if half else 1]
+                tables = {}
+                for value in sorted({max(length, now // 2), now, 2 * now}):
+                    pair = (value, numbers[1]) if half else (numbers[0], value)
+                    tables[str(value)] = _with_entry(table, name, k, (kind, least, *pair))
+                probes = _on_shapes(kind or "std", [((size // length, length - 1), 1)], half)
+                yield Question(_label(f"{name} {least}", kind, half), str(now), tables, probes)
 
     return ask
 
@@ -334,7 +361,7 @@ FIELDS: dict[str, Ask | str] = {
         _probes("log_softmax", (8192, 8191), 1, "bf16"),
         _probes("log_softmax", (8192, 12288), 1, "bf16"),
     ),
-    "ragged_tile": _on(_probes("log_softmax", (1 << 20, 63), 1)),
+    "ragged_tile": _by_length(1 << 26),
     "cluster_columns": "for f64, and where 16 does not divide all addresses: as large as the "
     "assembler takes without spilling",
     "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 4096),
@@ -350,6 +377,8 @@ FIELDS: dict[str, Ask | str] = {
         _probes("cummax", (8192, 8192)),
         values=lambda now: sorted({2, 3, now}),
     ),
+    "walked_warps": _on(_probes("cummax", (264, 1 << 17)), _probes("cumprod", (528, 1 << 17))),
+    "walked_ragged": _by_kind("cummax", [((8192, 8191), 1)], 512, 4096),
     "walked_columns": _by_kind("cummax", [((64, 2048, 512), 1)], 512, 8192),
     "walked_strips": _by_kind("cummax", [((8192, 8192), 0)], 512, 8192),
     "walked_axis": _on(_probes("cummax", (1024, 512, 512), 1), _probes("cummax", (512, 1024, 512))),
@@ -461,7 +490,8 @@ def apart(table: Table, name: str) -> Table:
     """
     if name.startswith(_WALKED):
         return table
-    table = replace(table, walked_rows=_NEVER, walked_columns=_NEVER, held_scans=_NEVER)
+    table = replace(table, walked_rows=_NEVER, walked_ragged=_NEVER)
+    table = replace(table, walked_columns=_NEVER, held_scans=_NEVER)
     table = replace(table, alone=_NEVER, alone_rows=())
     if name.startswith(_FORWARD) or name in ("registers", "ahead"):
         return table

@@ -41,7 +41,7 @@ def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[O
     passed: dict[str | None, str] = {}
     while runs and chosen.variant != runs and chosen.unaligned is not None:
         why = "the arrays do not lie alike within 16 bytes" if chosen.alike else _NOT_ALIGNED
-        passed.setdefault(_base(chosen, order), why)
+        passed[_base(chosen, order)] = why
         chosen = chosen.unaligned
     name = _base(chosen, order)
     told = []
@@ -120,10 +120,9 @@ def _ways(table: Table, desc: Any, other: str) -> Iterator[Way]:
     elif other == "cluster":
         yield _raised(table, "cluster", "the most programs of a cluster")
     elif other == "walked" or (other == "held" and desc.spec.engine is Engine.RECURRENCE):
-        place = "held_scans" if other == "held" else "walked_rows"
-        now = table.number_of(table.walked_from, place, desc.op, desc.element)
-        lower = ((now // k, _walked_from(table, place, now // k)) for k in _powers() if now // k)
-        yield "walked_from", "the shortest row whose parts wait in shared memory", now, lower
+        walked = ("walked_rows", "walked_uneven", "walked_ragged")
+        for place in ("held_scans",) if other == "held" else walked:
+            yield _shorter(table, desc, place)
         if other == "walked":
             now = table.walked_axis
             lower = (
@@ -156,6 +155,12 @@ def _raised(table: Table, field: str, meaning: str) -> Way:
     return field, meaning, now, values
 
 
+def _shorter(table: Table, desc: Any, place: str) -> Way:
+    now = table.number_of(table.walked_from, place, desc.op, desc.element)
+    lower = ((now // k, _walked_from(table, place, now // k)) for k in _powers() if now // k)
+    return "walked_from", "the shortest row whose parts wait in shared memory", now, lower
+
+
 def _walked_from(table: Table, place: str, value: int) -> Table:
     others = (one for one in table.walked_from if one[0] != place)
     return replace(table, walked_from=((place, "", value, value), *others))
@@ -168,6 +173,7 @@ def _in_registers(table: Table) -> Table:
         held_rows=_NEVER,
         held_columns=_NEVER,
         walked_rows=_NEVER,
+        walked_ragged=_NEVER,
         walked_columns=_NEVER,
         held_scans=_NEVER,
     )
@@ -211,7 +217,8 @@ def _only(table: Table, other: str, desc: Any) -> Table:
     barred = replace(barred, forward_lines=forward)
     barred = replace(barred, alone_rows=(), short_lines=())
     barred = replace(barred, ragged_rows=(("", half, 1, half, 1),))
-    never_walked = replace(barred, walked_rows=_NEVER, walked_columns=_NEVER, walked_from=())
+    never_walked = replace(barred, walked_rows=_NEVER, walked_ragged=_NEVER, walked_from=())
+    never_walked = replace(never_walked, walked_columns=_NEVER)
     if other == "held":
         barred = never_walked
     elif other != "cluster":

@@ -6,8 +6,9 @@ from math import prod
 
 from ...descriptors import ScanBackwardDescriptor
 from ...kinds import ScanKind
-from . import tiled, walked
+from . import alone, tiled, walked
 from .chained import ALIGNED, PLACES
+from .launch import COUNTERS, WORKSPACE, Pointer
 from .operands import lined
 from .program import EMPTY, Program, Strides, before, up
 from .table import Table
@@ -20,24 +21,39 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     shape, _ = desc.shape_and_axes
     if 0 in shape:
         return EMPTY
+    made = alone.program(desc, strides, table)
+    if made is not None:
+        return made
     made = tiled.program(desc, strides, table)
     used = walked.arrays_of(desc)
     if not {*used} <= {*strides} or (desc.spec.ties and not table.marks):
         return made
     lying = lined(desc, {name: strides[name] for name in used})
-    walk = walked.program(desc, lying, table)
+    # All tiles of which are full, or that are better in tiles all the same.
+    least = table.number_of(table.walked_from, "walked_uneven", desc.kind, desc.element)
+    even = _every_full(made) or shape[desc.scan_axis] < least
+    walk = walked.program(desc, lying, table, not even)
     run = walked.ragged(desc, lying, table, made)
     if walk is not None:
         return before(walk, run or made)
-    if run is not None and _even(made):
-        return before(made, run)
-    return run or made
+    if run is None:
+        return made
+    return before(made, run) if even and _reads_whole(made, desc.element.size_bytes) else run
 
 
-def _even(made: Program) -> bool:
-    """Whether all tiles are full and are read 16 bytes at a time, if 16 divides all addresses."""
-    steps = [step for step in made.steps if "FULL" in dict(step.constants)]
-    return all(dict(step.constants)["FULL"] and step.alignment == 16 for step in steps)
+def _every_full(made: Program) -> bool:
+    """Whether no tile is masked."""
+    return all(dict(step.constants).get("FULL", True) for step in made.steps)
+
+
+def _reads_whole(made: Program, item: int) -> bool:
+    """Whether what lies in the caller's arrays is moved 16 bytes at a time, at such addresses."""
+    own = (WORKSPACE, COUNTERS)
+    return all(
+        step.alignment * item >= 16
+        for step in made.steps
+        if any(isinstance(one, Pointer) and one.operand not in own for _, one in step.arguments)
+    )
 
 
 def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescriptor
 from ...geometry import c_strides, nest
-from ...kinds import ElementKind, OpCategory, ReduceKind, TieRule
+from ...kinds import ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
 from ...registry import Engine
 from . import maps
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
@@ -35,6 +35,8 @@ __all__ = ["numbers_of", "program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
 _LONG = 2048  # elements, from which rows that fill no tile are better taken as runs
+_EIGHTHS = 8  # of a tile: pieces of rows that fill only some of them ...
+_LONG_TILE = 4096  # ... by kinds that would take more registers only up to this
 _FEW_THREADS = 1024  # elements a warp
 _LONGEST = 32768  # of which two programs fit into the registers of a processor
 _LIGHT = (ElementKind.F32, ElementKind.BF16)
@@ -316,11 +318,17 @@ class _Rows:
         c = max(self.length, 32 // self.item)
         if c > most:
             return None
-        tile = table.ragged_tile * (4 if self.product and 4 * c <= table.ragged_tile else 1)
+        tile = table.ragged_tile_of(op, element, c)
+        tile *= 4 if self.product and 4 * c <= tile else 1
         r = min(up(self.beside.extent), max(1, tile // c))
         if c <= table.ragged_short:
             warps = _warps(r * c, self.full, 1, self.half, table)
             warps = max(warps, 2) if self.product and r > 1 else warps
+            each = c // _EIGHTHS  # of which a tile may have fewer, by threads that read 16 bytes
+            few = min(warps, each * self.item // 512)
+            light = c <= _LONG_TILE or op in (SoftmaxKind.LOG_SOFTMAX, *_COUNTS)
+            if light and not self.product and r == 1 and self.n <= c - each and few:
+                c, warps = -(-self.n // each) * each, few
         return Program(
             steps=(self.step("whole", _Parts(r, c, warps, 1)),),
             runner=None,
@@ -591,12 +599,16 @@ class _Rows:
         """The same of rows that begin anywhere."""
         table, op, element = self.table, self.desc.op, self.desc.element
         pieces, registers, warps = 1, 0, parts.warps
+        if parts.c != up(parts.c):
+            pieces = parts.c // (up(parts.c) // _EIGHTHS)
+            registers = table.number_of(table.registers, "ragged_eighths", op, element)
         if phase == "cluster" or (phase == "whole" and parts.c > table.ragged_short):
             each = table.number_of(table.at_once, "ragged_rows", op, element)
             pieces = max(1, parts.c // (32 * warps) // each) if each else 1
             if element is not ElementKind.F16:
                 registers = table.number_of(table.registers, "ragged_rows", op, element)
         spacious = self.product and (parts.r > 1 or table.roomy or phase == "cluster")
+        spacious = spacious or parts.c != up(parts.c)
         if not registers and (spacious or (table.roomy and phase == "partial")):
             registers = all_registers(warps)
         return warps, pieces, registers

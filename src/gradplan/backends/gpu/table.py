@@ -23,6 +23,10 @@ ByPlace = tuple[tuple[str, str, int, int], ...]
 """By field of tiles and kind: a number for halves, one for f32."""
 
 
+ByLength = tuple[tuple[str, int, int, int], ...]
+"""By kind, and for rows of so many elements at least: a number for halves, one for the others."""
+
+
 Side = tuple[int, int, int, int]
 """How many rows side by side, in how many lines each, of how many elements; and warps."""
 
@@ -64,7 +68,7 @@ class Table:
     ragged_short: int
     """... and those up to so many elements by as many warps as rows that begin where 16 divides the
     address ..."""
-    ragged_tile: int
+    ragged_tile: ByLength
     """... of so many elements together."""
     held_rows: Lines
     """The same where programs that stay keep parts in shared memory (0: never) ..."""
@@ -81,10 +85,14 @@ class Table:
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
     memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
     walked_from: ByPlace
-    """... of rows of so many elements at least; "ragged_rows" stands for those that begin anywhere
+    """... of rows of so many elements at least; "walked_uneven" are those that would fill no tile
     ..."""
     walked_parts: int
-    """... with room for so many parts."""
+    """... with room for so many parts ..."""
+    walked_warps: int
+    """... twice as large, by twice as many warps, where there would be fewer warps a processor."""
+    walked_ragged: Lines
+    """The same of rows that begin anywhere, and of those that would fill no tile."""
     walked_columns: Lines
     """The same of rows side by side, in strips of 128 bytes ..."""
     walked_strips: Lines
@@ -252,6 +260,14 @@ class Table:
                 return halves if half else others if element is ElementKind.F32 else 0
         return 0
 
+    def ragged_tile_of(self, kind: str, element: ElementKind, length: int) -> int:
+        """How many elements of rows of so many, which begin anywhere, are put together."""
+        half = element in (ElementKind.F16, ElementKind.BF16)
+        for name, least, halves, others in self.ragged_tile:
+            if name in ("", kind) and length >= least:
+                return halves if half else others
+        raise KeyError(kind)
+
     def part_of(self, place: str, kind: str, element: ElementKind) -> tuple[int, int]:
         """The elements of a part of rows, by the field that says so, and its warps."""
         tile, warps = _line_of(getattr(self, place), kind, element)
@@ -315,7 +331,12 @@ _SM_90 = Table(
         ("", 16384, 4, 8192, 4),
     ),
     ragged_short=8192,
-    ragged_tile=512,
+    ragged_tile=(
+        ("softmax", 128, 2048, 512),
+        ("log_softmax", 256, 512, 256),
+        ("log_softmax", 128, 1024, 128),
+        ("", 1, 512, 512),
+    ),
     cluster_columns=(
         ("var", 0, 4, 16384, 4),
         ("prod", 0, 4, 0, 4),
@@ -339,22 +360,32 @@ _SM_90 = Table(
         ("", 136, 144, 136, 144),
     ),
     walked_rows=(
-        ("cumsum", 4096, 2, 4096, 2),
-        ("cumprod", 2048, 2, 2048, 2),
-        ("log_cumsum_exp", 4096, 4, 2048, 4),
-        ("", 4096, 4, 4096, 4),
+        ("cumsum", 2048, 1, 1024, 1),
+        ("cumprod", 1024, 1, 2048, 2),
+        ("log_cumsum_exp", 2048, 2, 2048, 2),
+        ("", 2048, 1, 4096, 2),
     ),
     walked_from=(
         ("walked_rows", "cumsum", 16384, 16384),
-        ("walked_rows", "cumprod", 4096, 2048),
-        ("walked_rows", "", 8192, 8192),
-        ("ragged_rows", "", 2048, 2048),
+        ("walked_rows", "cumprod", 1024, 2048),
+        ("walked_rows", "log_cumsum_exp", 1024, 1024),
+        ("walked_rows", "", 2048, 2048),
+        ("walked_ragged", "log_cumsum_exp", 768, 512),
+        ("walked_ragged", "", 512, 512),
+        ("walked_uneven", "cumsum", 512, 4096),
+        ("walked_uneven", "", 512, 512),
         ("held_scans", "cumprod", 1 << 20, 1 << 20),
         ("held_scans", "log_cumsum_exp", 1 << 20, 1 << 20),
         ("held_scans", "cumsum", 1 << 20, 1 << 20),
         ("held_scans", "", 1 << 16, 1 << 16),
     ),
     walked_parts=2,
+    walked_warps=8,
+    walked_ragged=(
+        ("cumprod", 1024, 1, 512, 1),
+        ("log_cumsum_exp", 1024, 1, 512, 1),
+        ("", 2048, 1, 1024, 1),
+    ),
     walked_columns=(
         ("cumsum", 16384, 4, 0, 4),
         ("cumprod", 4096, 4, 2048, 4),
@@ -528,6 +559,7 @@ _SM_90 = Table(
         ("ragged_rows", "var", 96, 96),
         ("ragged_rows", "std", 96, 96),
         ("ragged_rows", "prod", 80, 128),
+        ("ragged_eighths", "log_softmax", 0, 80),
         ("whole_columns", "prod", 96, 0),
         ("cluster_columns", "max", 0, 80),
         ("cluster_columns", "min", 0, 80),
@@ -551,7 +583,7 @@ _INTERPRETER = Table(
     cluster_columns=(("", 128, 4, 64, 4),),
     ragged_rows=(("", 128, 1, 128, 1),),
     ragged_short=64,
-    ragged_tile=256,
+    ragged_tile=(("softmax", 64, 256, 128), ("", 1, 256, 256)),
     held_rows=(("", 0, 4, 0, 4),),
     held_columns=(("", 0, 4, 0, 4),),
     held_width=128,
@@ -560,6 +592,8 @@ _INTERPRETER = Table(
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,
+    walked_warps=1,
+    walked_ragged=(("", 0, 4, 0, 4),),
     walked_columns=(("", 0, 4, 0, 4),),
     walked_strips=(("", 0, 4, 0, 4),),
     walked_axis=1,
@@ -644,6 +678,7 @@ _SM_80 = replace(
     held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part
     held_columns=_NONE,
     walked_rows=_NONE,
+    walked_ragged=_NONE,
     walked_columns=_NONE,
     held_scans=_NONE,
     paired=(ElementKind.F16,),
@@ -654,6 +689,7 @@ _SM_120 = replace(
     held_rows=_NONE,
     held_columns=_NONE,
     walked_rows=_NONE,
+    walked_ragged=_NONE,
     walked_columns=_NONE,
     held_scans=_NONE,
 )

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from ...descriptors import ScanBackwardDescriptor
 from ...kinds import ElementKind, ScanKind, TieRule
-from . import alone
 from .chained import ALIGNED, changed, cut_of
 from .chained import steps as chained_steps
 from .launch import COUNTERS, WORKSPACE, Int, Pointer, Step, all_registers
@@ -27,9 +26,6 @@ _WORDS = {1: "i8", 2: "i16", 4: "i32"}
 
 def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
     """The program for arrays with these strides."""
-    made = alone.program(desc, strides, table)
-    if made is not None:
-        return made
     if _may_mark(desc, strides, table):
         marked = _Tiled(desc, strides, table, marks=True)
         made = marked.made() if marked.can_mark() else None

@@ -21,10 +21,15 @@ __all__ = ["arrays_of", "program", "ragged", "workspace_bytes"]
 
 _SHARED = 220 << 10
 """Bytes of shared memory that the programs of a processor have for parts."""
-_TOGETHER = 4
-"""The most programs of a processor."""
+_OWN = 1 << 10
+"""Bytes that a program has of it besides."""
+_TOGETHER = 16
+"""The most warps of such programs on a processor ..."""
+_WIDE_TOGETHER = 8
+"""... and where each computes in f64 with more than so many places a thread ..."""
+_WIDE_PLACES = 16
 _FEW = 2
-"""The same where each takes many registers."""
+"""... and programs, of rows side by side, where each takes many registers."""
 _STAGES = 8
 """The most parts that a program has room for where rows are held."""
 _JOINERS = 4
@@ -38,6 +43,7 @@ _LONGEST = 128
 """Places of a line at most: so many additions the guarantee allows for, see `precision`."""
 _LONGEST_LOG = 64
 """The same where terms wait in registers."""
+_NEARLY_ALL = 0.85
 _ALIGNED = 256
 _MARK = "mark"
 _FROM_Y = (ScanKind.CUMPROD, ScanKind.LOG_CUMSUM_EXP)
@@ -65,8 +71,10 @@ def arrays_of(desc: ScanBackwardDescriptor) -> tuple[str, ...]:
     return ("dy", "x", "dx") if desc.spec.ties else ("dy", "dx")
 
 
-def program(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Program | None:
-    """None where this is not for arrays that lie so.
+def program(
+    desc: ScanBackwardDescriptor, lying: Lined, table: Table, uneven: bool
+) -> Program | None:
+    """None where this is not for arrays that lie so; `uneven` rows would fill no tile.
 
     Of cummax and cummin x alone is asked for winners, by a launch of its own: see `kernels.walks`.
     """
@@ -74,7 +82,7 @@ def program(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Program
         return None
     if not {*lying.modes} <= ({"c", "n"} if lying.columns else {"t", "n"}):
         return None
-    walk = _Walk(desc, lying, table)
+    walk = _Walk(desc, lying, table, uneven=uneven)
     return walk.made(held=False) or walk.made(held=True) if walk.alignment == 16 else None
 
 
@@ -86,7 +94,9 @@ def ragged(
     alike = lying.geometry.alike(lying.modes)
     if desc.element is ElementKind.F64 or lying.columns or not alike:
         return None
-    made = _Walk(desc, lying, table, anywhere=True).made(held=False)
+    if not {*lying.modes} <= {"t", "n"}:  # one value a row is none of a run
+        return None
+    made = _Walk(desc, lying, table, uneven=True, anywhere=True).made(held=False)
     names = tuple(("dy", "x", "y", "dx")[k] for k in alike)
     return None if made is None else before(made, other, names)
 
@@ -95,9 +105,15 @@ class _Walk:
     """A problem whose rows lie in runs."""
 
     def __init__(
-        self, desc: ScanBackwardDescriptor, lying: Lined, table: Table, anywhere: bool = False
+        self,
+        desc: ScanBackwardDescriptor,
+        lying: Lined,
+        table: Table,
+        *,
+        uneven: bool,
+        anywhere: bool = False,
     ) -> None:
-        self.desc, self.table, self.anywhere = desc, table, anywhere
+        self.desc, self.table, self.anywhere, self.uneven = desc, table, anywhere, uneven
         self.columns, self.flip = lying.columns, lying.flip
         geometry = self.geometry = lying.geometry
         self.n, self.rows = geometry.axis.size, geometry.rows.size
@@ -143,7 +159,7 @@ class _Walk:
 
     def cut(self, kind: str, held: bool) -> _Parts | None:
         """The parts, if the table has a size for them."""
-        item, wide = self.geometry.item, _WIDTH // self.geometry.item
+        wide = _WIDTH // self.geometry.item
         place = self.place(kind, held, wide)
         r = 1 if not self.columns else wide // 2 if place == "walked_strips" else wide
         tile, warps = self.table.part_of(place, kind, self.desc.element) if place else (0, 0)
@@ -151,6 +167,22 @@ class _Walk:
             return None
         if held and len(self.geometry.rows.dims) > 1:
             warps = min(warps, 4)  # where rows lie takes registers
+        if not (self.columns or held):
+            while tile // 2 >= self.n and warps > 1:
+                tile, warps = tile // 2, warps // 2
+            if tile // 2 >= self.n and tile > 32 * _BITS:  # words have so many places
+                tile //= 2
+        parts = self.parts(kind, held, r, tile, warps)
+        least = 0 if self.columns or held else self.table.walked_warps * self.processors
+        while parts and parts.programs * parts.warps < least and parts.warps < 4:
+            larger = self.parts(kind, held, r, 2 * tile, 2 * warps)
+            if larger is None:
+                break
+            parts, tile, warps = larger, 2 * tile, 2 * warps
+        return parts
+
+    def parts(self, kind: str, held: bool, r: int, tile: int, warps: int) -> _Parts | None:
+        """Parts of so many elements, r rows side by side, if they fit."""
         stages = self.table.walked_column_parts if self.columns else self.table.walked_parts
         lines = warps if self.columns else 32 * warps
         if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
@@ -158,10 +190,13 @@ class _Walk:
         e = tile // r // lines
         far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
-        each = tile * item * (3 if self.desc.kind in _FROM_Y else 1) + bits * tile // 8
-        most = min(_TOGETHER, _SHARED // (stages * each))
+        from_y = self.desc.kind in _FROM_Y
+        item = self.geometry.item
+        each = tile * item * (3 if from_y else 1) + bits * tile // 8
+        together = _WIDE_TOGETHER if self.wide and e > _WIDE_PLACES else _TOGETHER
+        most = min(max(1, together // warps), _SHARED // (stages * each + _OWN))
         if held:
-            last = tile * item if self.desc.kind in _FROM_Y else 0  # has room for two parts
+            last = tile * item if from_y else 0  # has room for two parts
             stages = min(_STAGES, (self.table.held_bytes - 2 * last) // (each - last))
             most = stages >= 2
         longest = _LONGEST_LOG if self.log else _LONGEST
@@ -191,10 +226,15 @@ class _Walk:
             # Fewer than two for each processor are made narrower.
             narrow = all(tile for tile, _ in sizes) and self.tiles(wide) < table.fill
             return "walked_strips" if narrow else "walked_columns"
-        name = "held_scans" if held else "walked_rows"
-        where = "ragged_rows" if self.anywhere else name
-        least = table.number_of(table.walked_from, where, self.desc.kind, element)
-        return name if self.n >= least else ""
+        ways = {"held_scans": "held_scans"} if held else {"walked_rows": "walked_rows"}
+        if self.anywhere:
+            ways = {"walked_ragged": "walked_ragged"}
+        elif self.uneven and not held:
+            ways["walked_uneven"] = "walked_ragged"
+        for way, name in ways.items():
+            if self.n >= table.number_of(table.walked_from, way, self.desc.kind, element):
+                return name
+        return ""
 
     def programs(self, tiles: int, most: int, held: bool) -> int:
         """How many, up to so many for each processor; 0 where whole rows keep too few at work."""
@@ -202,8 +242,12 @@ class _Walk:
             return self.processors * most
         # Nearly all at work to the end; one of rows does not fill a processor.
         least = 1 if self.columns or most == 1 else 2
-        sizes = (self.processors * k for k in range(most, least - 1, -1))
-        return next((size for size in sizes if _busy(tiles, size)), 0)
+        sizes = [self.processors * k for k in range(most, least - 1, -1)]
+        found = next((size for size in sizes if _busy(tiles, size) >= _NEARLY_ALL), 0)
+        # Other ways read rows that begin anywhere element by element: most at work will do.
+        if not found and self.anywhere and sizes and tiles > self.processors:
+            found = max(sizes, key=lambda size: _busy(tiles, size))
+        return found
 
     def full(self, r: int, c: int) -> bool:
         """Whether all parts of r rows by c places are full."""
@@ -264,9 +308,9 @@ class _Walk:
         return begun_anywhere(step, kernel, ()) if self.anywhere else step
 
 
-def _busy(tiles: int, programs: int) -> bool:
-    """Whether programs that take whole rows are nearly all at work to the end."""
-    return tiles >= 0.85 * programs * -(-tiles // programs)
+def _busy(tiles: int, programs: int) -> float:
+    """The share of programs that take whole rows which are at work until the last one ends."""
+    return tiles / (programs * -(-tiles // programs))
 
 
 def _even(units: int, programs: int) -> int:
@@ -278,8 +322,9 @@ def _even(units: int, programs: int) -> int:
 
 
 def _registers(warps: int) -> int:
-    """The most that a thread can have where so many warps run on a processor."""
-    most = all_registers(warps)
+    """The most that a thread can have where so many warps run on a processor, each of whose four
+    parts has a quarter of the registers."""
+    most = all_registers(-(-warps // 4) * 4)
     return most if most == 255 else most // 8 * 8
 
 

@@ -30,7 +30,7 @@ from .walk_memory import (
     shared_layout,
     unit_of,
 )
-from .walk_scans import edge_places
+from .walk_scans import all_have_read, edge_places
 from .walks import block_of, nth, store_part
 from .waves import both_last, tell_last
 
@@ -137,7 +137,7 @@ def walk_logs(
                 carry = careful_part(
                     dy, x, y, out, tile, edge_line(dy, n, head, body, UP, UP, LINES), n, n,
                     row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
-                    gl.zeros_like(carry), UP, False, 1, run_length(dy.dtype), 1, LINES,
+                    gl.zeros_like(carry), UP, False, 1, run_length(dy.dtype), 1, LINES, False, NW,
                 )  # fmt: skip
                 fine = fine * 0
         ref, ref_e, usual = reference_of(low, high)
@@ -147,35 +147,27 @@ def walk_logs(
             inward = carry * (wide_exp(ref, past) * _UPWARDS)
         inward = gl.where(arrives(place, n, head, body, UP, ANYWHERE), inward, 0.0)
         async_copy.wait_group(STAGES - 1)
-        terms = terms_of(
-            kept, kept_y, i % STAGES, begin, body, begin + beyond, ref, ref_e, ELEMENT, UP, SIDE, R,
-            G, E, FULL, LINE, LINES,
-        )  # fmt: skip
-        total = summed(terms, E, UP)
-        s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
-        results, S = shares_of(
-            terms, behind + inward.to(gl.float32)[None, :], kept_x, i % STAGES, begin, body, ref,
-            ref_e, ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
-        )  # fmt: skip
-        each = gl.where(finite(S) & usual[None, :], 1, 0)
-        left, of_row = gl.reduce((gl.where(number == G - 1, s, 0.0), each), 0, sum_and_least)
-        good = gl.min(of_row, 0)
-        if good == 1:
-            store_part(
-                out, kept, i % STAGES, results, tile, begin, head, body, row_dims, row_out,
-                axis_out, UP, SIDE, R, G, E, FULL, LINE, COPY, ANYWHERE,
-            )  # fmt: skip
-            # In f64: roundings do not add up along a row.
-            carry = left.to(gl.float64) + inward
+        if ANYWHERE:
+            if begin + C <= body:
+                carry, good = walk_part(
+                    dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
+                    row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
+                    carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT,
+                    UP, SIDE, R, G, E, NW, True, ANYWHERE,
+                )  # fmt: skip
+            else:
+                carry, good = walk_part(
+                    dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
+                    row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
+                    carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT,
+                    UP, SIDE, R, G, E, NW, False, ANYWHERE,
+                )  # fmt: skip
         else:
-            bare = carry
-            if fine == 1:
-                bare = carry * (wide_exp(past, prior) * _DOWNWARDS)
-            carry = careful_part(
-                dy, x, y, out, tile, begin + head + beyond, head + body, n, row_dims, row_dy, row_x,
-                row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
-                gl.where(arrives(place, n, head, body, UP, ANYWHERE), bare, 0.0), UP,
-                SIDE, R, G, E, LINES, ANYWHERE,
+            carry, good = walk_part(
+                dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
+                row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
+                carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT, UP,
+                SIDE, R, G, E, NW, FULL, ANYWHERE,
             )  # fmt: skip
         if ANYWHERE:
             if place == parts - 1:
@@ -185,11 +177,57 @@ def walk_logs(
                 careful_part(
                     dy, x, y, out, tile, edge_line(dy, n, head, body, UP, not UP, LINES), n, n,
                     row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
-                    bare, UP, False, 1, run_length(dy.dtype), 1, LINES,
+                    bare, UP, False, 1, run_length(dy.dtype), 1, LINES, False, NW,
                 )  # fmt: skip
         prior, prior_e = ref, ref_e
         low, high, past = later_low, later_high, later_past
         fine = good
+
+
+@gluon.jit
+def walk_part(
+    dy, x, y, out, kept, kept_x, kept_y, stage, row_dims, row_dy, row_x, row_y, row_out, axis_dy,
+    axis_x, axis_y, axis_out, n, head, body, tile, begin, place, carry, inward, past, prior, ref,
+    ref_e, usual, fine, number, beyond, ELEMENT: tl.constexpr, UP: tl.constexpr, SIDE: tl.constexpr,
+    R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr,
+    ANYWHERE: tl.constexpr,
+):  # fmt: skip
+    """A part that has arrived in shared memory, and so much at it in terms of its reference;
+    returns what leaves it, and whether that is in such terms."""
+    LINE: tl.constexpr = line_layout(SIDE, R, E, NW)
+    LINES: tl.constexpr = lines_layout(SIDE, R, NW)
+    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
+    terms = terms_of(
+        kept, kept_y, stage, begin, body, begin + beyond, ref, ref_e, ELEMENT, UP, SIDE, R, G, E,
+        FULL, LINE, LINES,
+    )  # fmt: skip
+    total = summed(terms, E, UP)
+    s, behind = gl.associative_scan((total, gl.zeros_like(total)), 0, behind_sum)
+    results, S = shares_of(
+        terms, behind + inward.to(gl.float32)[None, :], kept_x, stage, begin, body, ref, ref_e,
+        ELEMENT, UP, SIDE, R, G, E, FULL, LINE, LINES,
+    )  # fmt: skip
+    each = gl.where(finite(S) & usual[None, :], 1, 0)
+    left, of_row = gl.reduce((gl.where(number == G - 1, s, 0.0), each), 0, sum_and_least)
+    good = gl.min(of_row, 0)
+    if good == 1:
+        store_part(
+            out, kept, stage, results, tile, begin, head, body, row_dims, row_out, axis_out, UP,
+            SIDE, R, G, E, FULL, LINE, COPY, ANYWHERE,
+        )  # fmt: skip
+        # In f64: roundings do not add up along a row.
+        carry = left.to(gl.float64) + inward
+    else:
+        bare = carry
+        if fine == 1:
+            bare = carry * (wide_exp(past, prior) * _DOWNWARDS)
+        carry = careful_part(
+            dy, x, y, out, tile, begin + head + beyond, head + body, n, row_dims, row_dy, row_x,
+            row_y, row_out, axis_dy, axis_x, axis_y, axis_out,
+            gl.where(arrives(place, n, head, body, UP, ANYWHERE), bare, 0.0), UP, SIDE, R, G, E,
+            LINES, ANYWHERE,
+        )  # fmt: skip
+    return carry, good
 
 
 @gluon.jit
@@ -581,9 +619,10 @@ def careful_part(
     dy, x, y, out, tile, line, end, n, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x,
     axis_y, axis_out, arriving, UP: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
     G: tl.constexpr, E: tl.constexpr, LINES: tl.constexpr, ANYWHERE: tl.constexpr = False,
+    NW: tl.constexpr = 1,
 ):  # fmt: skip
     """A part, place by place: `arriving`, f64 [R], is in terms of y past it. Returns what leaves it
-    in terms of y at its near end."""
+    in terms of y at its near end. NW: so many warps each have all of it."""
     s, a, behind, passes = careful_totals(
         dy, y, tile, line, end, n, row_dims, row_dy, row_y, axis_dy, axis_y, UP, SIDE, R, E, LINES,
         ANYWHERE,
@@ -591,6 +630,7 @@ def careful_part(
     number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
     leaving = gl.sum(gl.where(number == G - 1, s + a * arriving[None, :], 0.0), 0)
     S = behind + passes * arriving[None, :]
+    all_have_read(NW)
     lane = gl.arange(0, R, gl.SliceLayout(0, LINES))[None, :]
     for k in range(0, E):
         place = place_of(line, k, end, UP, E, ANYWHERE)

@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 
 from ..gluon import gl, gluon
+from ..launch import interpreted
 from .line_scans import behind_affine, behind_gated, behind_sum, mask
 from .ragged import run_length
 from .stretches import beats, extremum, larger
 from .walk_memory import address_of, edge_word
 from .winners import before_either, either
 
+_INTERPRETED = tl.constexpr(interpreted())
 _INFINITY = tl.constexpr(float("inf"))
 
 
@@ -61,6 +63,13 @@ def lowest(kind):
 
 
 @gluon.jit
+def all_have_read(NW: tl.constexpr):
+    """All warps have: what they read may be where one of them writes."""
+    if NW > 1 and not _INTERPRETED:
+        gl.thread_barrier()
+
+
+@gluon.jit
 def edge_places(
     n, head, body, UP: tl.constexpr, BEHIND: tl.constexpr, V: tl.constexpr, LINES: tl.constexpr
 ):
@@ -81,10 +90,10 @@ def edge(
     dy, x, y, out, words, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x, axis_y,
     axis_out, n, head, body, tile, arriving, KIND: tl.constexpr, TIES: tl.constexpr,
     MODE: tl.constexpr, UP: tl.constexpr, BEHIND: tl.constexpr, TYPE: tl.constexpr,
-    LINES: tl.constexpr,
+    NW: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of an edge, or its marks, at which so much arrives, f64 [1]; returns what
-    leaves it."""
+    leaves it. Each warp works it out for itself."""
     V: tl.constexpr = run_length(x.dtype) if MODE == "mark" else run_length(out.dtype)
     place, there, first = edge_places(n, head, body, UP, BEHIND, V, LINES)
     if MODE == "mark":
@@ -106,7 +115,7 @@ def edge(
             gain = u
         elif MODE == "gate":
             word = gl.load(words + edge_word(tile, n, row_dims, BEHIND))
-            wins = there & (((word >> (place - first).to(gl.int32)) & 1) != 0)
+            wins = there & (((word >> gl.where(there, place - first, 0).to(gl.int32)) & 1) != 0)
             total = gl.where(wins, 0.0, d)
             gain = mask(~wins)
     all_s, all_a, behind, passes = across(total, gain, MODE)
@@ -115,7 +124,7 @@ def edge(
     T = onward(behind, passes, arriving[None, :], MODE)
     if MODE == "mark":
         wins = there & (beats(TIES, total, T) | (place == (n - 1 if UP else 0)))
-        bit = gl.full([V, 1], 1, gl.int32, LINES) << (place - first).to(gl.int32)
+        bit = gl.full([V, 1], 1, gl.int32, LINES) << gl.where(there, place - first, 0).to(gl.int32)
         word = gl.sum(gl.sum(gl.where(wins, bit, 0), 0), 0)
         gl.store(words + edge_word(tile, n, row_dims, BEHIND), word)
         return gl.reduce(gl.where(last, left, -_INFINITY), 0, larger)
@@ -129,5 +138,6 @@ def edge(
         if element == gl.bfloat16 or element == gl.float16:
             value = value.to(gl.float32)
         at, _ = address_of(tile, 0, place, n, row_dims, row_out, axis_out, False, 1)
+        all_have_read(NW)
         gl.store(out + at, value.to(element), mask=there)
         return gl.sum(gl.where(last, left, 0.0), 0)

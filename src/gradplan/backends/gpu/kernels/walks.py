@@ -91,8 +91,6 @@ def walk_rows(
     UP: tl.constexpr = FLIP if MARK else not FLIP
     TYPE: tl.constexpr = gl.float64 if WIDE else gl.float32
     C: tl.constexpr = G * E
-    # Of a line that are walked one after the other, but for the last.
-    STRETCHES: tl.constexpr = stretch_count(MODE, E)
     SHAPE: tl.constexpr = [C, R] if SIDE else [G, E]
     BITS: tl.constexpr = [C // 32, R] if SIDE else [G, E // 32]
     LINE: tl.constexpr = line_layout(SIDE, R, E, NW)
@@ -139,51 +137,87 @@ def walk_rows(
                     dy, x, y, out, words, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x,
                     axis_y, axis_out, n, head, body, tile,
                     gl.zeros_like(carry) - (_INFINITY if MARK else 0.0), KIND, TIES, MODE, UP, UP,
-                    TYPE, LINES,
+                    TYPE, NW, LINES,
                 )  # fmt: skip
         else:
             head, body = 0, n
         async_copy.wait_group(STAGES - 1)
         tile, place = unit_of(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, C)
-        nothing = gl.zeros_like(carry) - (_INFINITY if MARK else 0.0)
-        totals, gains = line_totals(
-            kept, kept_x, kept_words, i % STAGES, begin, body, KIND, MODE, UP, TYPE, SIDE, R,
-            G, E, NW, FULL, LINE, WORD, ANYWHERE,
-        )  # fmt: skip
-        all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
         if ANYWHERE:
-            arriving = carry[None, :]
+            # What is not masked takes half the instructions.
+            if begin + C <= body:
+                carry = walk_part(
+                    y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
+                    row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
+                    MODE, UP, TYPE, SIDE, R, G, E, NW, True, LINE, WORD, COPY, ANYWHERE,
+                )  # fmt: skip
+            else:
+                carry = walk_part(
+                    y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
+                    row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
+                    MODE, UP, TYPE, SIDE, R, G, E, NW, False, LINE, WORD, COPY, ANYWHERE,
+                )  # fmt: skip
         else:
-            arriving = gl.where(place > 0, carry, nothing)[None, :]
-        left = onward(all_s.to(gl.float64), all_a, arriving, MODE)
-        last = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None] == G - 1
-        if MODE == "mark":
-            carry = gl.reduce(gl.where(last, left, -_INFINITY), 0, larger)
-        else:
-            carry = gl.sum(gl.where(last, left, 0.0), 0)
-        T = onward(behind, passes, arriving, MODE)
-        beyond = T
-        behind_y = 1.0
-        if MODE == "affine":
-            if ANYWHERE and not UP:
-                at, exists = address_of(tile, 0, head + body, n, row_dims, row_y, axis_y, False, 1)
-                behind_y = gl.load(y + at, mask=exists, other=1.0).to(TYPE)
-            number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
-            line = begin + head + (G - 1 - number if UP else number) * E
-            beyond = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
-        finish(
-            out, words, kept, kept_x, kept_y, kept_words, i % STAGES, i % STAGES, row_dims, row_out,
-            axis_out, n, head, body, tile, begin, T, totals, gains, beyond, KIND, TIES, MODE, UP,
-            TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY, ANYWHERE, behind_y,
-        )  # fmt: skip
+            carry = walk_part(
+                y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
+                row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
+                MODE, UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY, ANYWHERE,
+            )  # fmt: skip
         if ANYWHERE:
             if place == parts - 1:
                 edge(
                     dy, x, y, out, words, row_dims, row_dy, row_x, row_y, row_out, axis_dy, axis_x,
                     axis_y, axis_out, n, head, body, tile, carry, KIND, TIES, MODE, UP, not UP,
-                    TYPE, LINES,
+                    TYPE, NW, LINES,
                 )  # fmt: skip
+
+
+@gluon.jit
+def walk_part(
+    y, out, words, kept, kept_x, kept_y, kept_words, stage, row_dims, row_y, row_out, axis_y,
+    axis_out, n, head, body, tile, begin, place, carry, KIND: tl.constexpr, TIES: tl.constexpr,
+    MODE: tl.constexpr, UP: tl.constexpr, TYPE: tl.constexpr, SIDE: tl.constexpr, R: tl.constexpr,
+    G: tl.constexpr, E: tl.constexpr, NW: tl.constexpr, FULL: tl.constexpr, LINE: tl.constexpr,
+    WORD: tl.constexpr, COPY: tl.constexpr, ANYWHERE: tl.constexpr,
+):  # fmt: skip
+    """A part that has arrived in shared memory; `carry`, f64 [R], leaves the one behind it, and
+    returned is what leaves this one."""
+    LINES: tl.constexpr = lines_layout(SIDE, R, NW)
+    # Of a line that are walked one after the other, but for the last.
+    STRETCHES: tl.constexpr = stretch_count(MODE, E)
+    nothing = gl.zeros_like(carry) - (_INFINITY if MODE == "mark" else 0.0)
+    totals, gains = line_totals(
+        kept, kept_x, kept_words, stage, begin, body, KIND, MODE, UP, TYPE, SIDE, R, G, E, NW, FULL,
+        LINE, WORD, ANYWHERE,
+    )  # fmt: skip
+    all_s, all_a, behind, passes = across(totals[STRETCHES], gains[STRETCHES], MODE)
+    if ANYWHERE:
+        arriving = carry[None, :]
+    else:
+        arriving = gl.where(place > 0, carry, nothing)[None, :]
+    left = onward(all_s.to(gl.float64), all_a, arriving, MODE)
+    last = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None] == G - 1
+    if MODE == "mark":
+        leaving = gl.reduce(gl.where(last, left, -_INFINITY), 0, larger)
+    else:
+        leaving = gl.sum(gl.where(last, left, 0.0), 0)
+    T = onward(behind, passes, arriving, MODE)
+    beyond = T
+    behind_y = 1.0
+    if MODE == "affine":
+        if ANYWHERE and not UP and not FULL:
+            at, exists = address_of(tile, 0, head + body, n, row_dims, row_y, axis_y, False, 1)
+            behind_y = gl.load(y + at, mask=exists, other=1.0).to(TYPE)
+        number = gl.arange(0, G, gl.SliceLayout(1, LINES))[:, None]
+        line = begin + head + (G - 1 - number if UP else number) * E
+        beyond = nearer(y, tile, line, n, row_dims, row_y, axis_y, UP, SIDE, R, E, LINES)
+    finish(
+        out, words, kept, kept_x, kept_y, kept_words, stage, stage, row_dims, row_out, axis_out, n,
+        head, body, tile, begin, T, totals, gains, beyond, KIND, TIES, MODE, UP, TYPE, SIDE, R, G,
+        E, NW, FULL, LINE, WORD, COPY, ANYWHERE, behind_y,
+    )  # fmt: skip
+    return leaving
 
 
 @gluon.jit
@@ -342,7 +376,7 @@ def finish(
                 begins = line + head + nth(k, E, UP) == (n - 1 if UP else 0)
                 found = with_bit(found, begins, nth(k, E, UP), E // 32)
             T = either(T, value)
-        if ANYWHERE:  # what arrives goes through places behind the run
+        if ANYWHERE and not FULL:  # what arrives goes through places behind the run
             found = within_run(found, line, body, E // 32)
         at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD, ANYWHERE)
         value = flat(lines_of(found, R, G, E // 32), SIDE, R, G, E // 32)
@@ -421,7 +455,7 @@ def store_part(
             tile, begin, head, n, row_dims, row_out, axis_out, UP, SIDE, R, G, E, COPY
         )
     if FULL:
-        gl.store(out + base + at, value)
+        gl.store(begun(out, base, ANYWHERE) + at, value)
     else:
         gl.store(begun(out, base, ANYWHERE) + at, value, mask=there)
 
