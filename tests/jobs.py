@@ -38,24 +38,27 @@ JOBS = {
     "lagged_far": ("softmax", (3, 3_000_000), (1, 1100), "f16", (), {}),
     "scan_chained": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
     "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
-    "chained_product": ("cumprod", (600, 40_000), (4, 140), "bf16", (), {}),
+    "chained_product": ("cumprod", (100, 40_000), (4, 140), "bf16", (), {}),
     "chained_far": ("cummax", (2, 3_000_000), (1, 1100), "f64", (), {}),
-    "resident_marks": ("cummax", (300, 1000), (4, 20), "f32", ("y",), {}),
-    "tiled_marks": ("cummax", (600, 40_000), (4, 140), "bf16", ("y",), {}),
+    "resident_marks": ("cummax", (300, 400), (4, 20), "f32", ("y",), {}),
+    "tiled_marks": ("cummax", (300, 8192), (4, 140), "bf16", ("y",), {}),
     "chained_marks": ("cummin", (3, 300_000), (2, 140), "f64", ("y",), {}),
     "walked": ("cumsum", (264, 20_000), (4, 140), "bf16", (), {}),
     "walked_product": ("cumprod", (528, 20_000), (4, 140), "f32", (), {}),
     "walked_marks": ("cummax", (264, 20_000), (4, 140), "f16", ("y",), {}),
+    "walked_anywhere": ("cumsum", (264, 20_001), (4, 140), "bf16", (), {}),
+    "walked_logs_anywhere": ("log_cumsum_exp", (300, 9001), (4, 140), "f16", (), {}),
+    "walked_marks_anywhere": ("cummin", (300, 9001), (4, 140), "f32", ("y",), {}),
     "held_scan": ("cumsum", (3, 1_200_000), (2, 140), "f32", (), {}),
     "held_scan_product": ("cumprod", (1, 4_200_000), (2, 140), "bf16", (), {}),
     "log_held": ("log_cumsum_exp", (3, 1_200_000), (2, 140), "f32", (), {}),
     "held_marks": ("cummin", (3, 300_000), (2, 140), "bf16", ("y",), {}),
-    "scan_resident": ("cummax", (300, 1000), (4, 20), "f32", (), {}),
-    "scan_tiled": ("cummax", (600, 40_000), (4, 140), "f32", (), {}),
+    "scan_resident": ("cummax", (300, 400), (4, 20), "f32", (), {}),
+    "scan_tiled": ("cummax", (300, 8192), (4, 140), "f32", (), {}),
     "scan_split": ("cumprod", (3, 60_000), (2, 140), "f32", ("y",), {}),
     "log_split": ("log_cumsum_exp", (2, 40_000), (2, 140), "f32", ("y",), {}),
     "log_tiled": ("log_cumsum_exp", (600, 9000), (4, 140), "f32", ("y",), {}),
-    "scan_halves": ("cumsum", (300, 9000), (3, 140), "bf16", (), {}),
+    "scan_halves": ("cumsum", (300, 8192), (3, 140), "bf16", (), {}),
     "embedding": ("embedding", (20_000, 96, 300), (90, 5, 9), "f32", (), {"accumulate": False}),
 }
 WITH_WORKSPACE = (
@@ -73,6 +76,7 @@ WITH_WORKSPACE = (
     "chained_marks",
     "walked_product",
     "walked_marks",
+    "walked_marks_anywhere",
     "held_scan",
     "held_scan_product",
     "log_held",
@@ -163,7 +167,7 @@ def named_for(name):
     """How the variant begins that a job is named for."""
     if name in ("embedding", "scan_halves"):
         return "sorted" if name == "embedding" else "tiled"
-    return re.sub("^(scan|log)_|(_scan)?(_product|_far|_marks|_scan)?$", "", name)
+    return re.sub("^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan)?(_anywhere)?$", "", name)
 
 
 def busy(seconds=0.2):

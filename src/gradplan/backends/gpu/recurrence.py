@@ -38,7 +38,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
         return before(walk, run or made)
     if run is None:
         return made
-    return before(made, run) if even and _reads_whole(made, desc.element.size_bytes) else run
+    if not (even and _reads_whole(made, desc.element.size_bytes)):
+        return run
+    # No workspace for the sake of addresses that hardly anybody has.
+    return before(made, run) if made.workspace_bytes or not run.workspace_bytes else made
 
 
 def _every_full(made: Program) -> bool:
