@@ -236,7 +236,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "longest_rows": ("std", [((1024, 32768), 1)]),
     "lagged_rows": ("std", [((1, 1 << 27), 1)]),
     "lagged_columns": ("std", [((1 << 17, 1024), 0)]),
-    "walked_rows": ("cummax", [((1 << 17, 512), 1), ((1024, 131072), 1)]),
+    "walked_rows": ("cummax", [((1 << 19, 128), 1), ((1024, 131072), 1)]),
     "walked_ragged": ("cummax", [((1 << 18, 255), 1), ((8192, 8191), 1)]),
     "walked_uneven": ("cummax", _uneven),
     "held_scans": ("cummax", [((64, 32768), 1), ((1, 1 << 27), 1)]),
