@@ -145,7 +145,7 @@ def walk_rows(
         tile, place = unit_of(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, C)
         if ANYWHERE:
-            # What is not masked takes half the instructions.
+            # What is not masked takes fewer instructions.
             if begin + C <= body:
                 carry = walk_part(
                     y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
