@@ -117,9 +117,9 @@ def test_rows_that_begin_anywhere_are_walked(spec, element):
     asked = cases.options_of(spec, element)
     if spec.kind in ("cumprod", "log_cumsum_exp"):
         asked = [(fields, without) for fields, without in asked if not without]
-    turn = ELEMENTS.index(element)
+    turn = 3 * ELEMENTS.index(element) + SPECS.index(spec)
     missed = []
-    for k, data in enumerate([*cases.data_of(spec)] * 2, turn):
+    for k, data in enumerate(cases.data_of(spec), turn):
         shape, layout = shapes[k % len(shapes)]
         fields, without = asked[k % len(asked)]
         desc = cases.describe(spec, element, shape, (len(shape) - 1,), **fields)
@@ -145,7 +145,7 @@ def test_rows_that_begin_anywhere_are_walked(spec, element):
 @problems(WALKED, ELEMENTS[:1])
 def test_inputs_that_repeat_are_not_walked(spec, element):
     """One value a row is no run, nor is one for all; what is read of them is theirs alone."""
-    desc = cases.describe(spec, element, (4, 2057), (1,))
+    desc = cases.describe(spec, element, (4, 133), (1,))
     drawn = ("dy",) if spec.kind == "cumprod" else ("dy", "x")  # whose factors do not repeat
     names = [op.name for op in desc.operands if op.name in drawn]
     for name, steps in itertools.product(names, ((1, 0), (0, 0))):
