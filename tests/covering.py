@@ -24,6 +24,7 @@ from gradplan.backends.gpu import (
     recurrence,
     rows,
     segments,
+    tall,
     tiled,
     walked,
 )
@@ -39,7 +40,7 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    modules = (maps, rows, recurrence, tiled, alone, chained, walked, segments, program)
+    modules = (maps, rows, tall, recurrence, tiled, alone, chained, walked, segments, program)
     sources = "".join(map(inspect.getsource, modules))
     kernels = "|".join(path.stem for path in Path(walked.__file__).parent.glob("kernels/*.py"))
     return set(re.findall(rf'"((?:{kernels})\.[a-z_]+)"', sources))
@@ -85,6 +86,7 @@ SHAPES = [
 # Rows and columns of more parts than are joined at a time, for f64, f32 and halves.
 CUT_OFTEN = [((n,), (0,)) for n in (300, 560, 1100)]
 CUT_OFTEN += [((n, 3), (0,)) for n in (70, 140, 270)]
+IN_LINES = [((2200, 3), (0,))]  # few rows beside a long axis
 MANY_AXES = [((3, 5, 9), (0, 2)), ((3, 5, 9), (1, 2)), ((4, 6, 5), (0, 1, 2))]
 MANY_AXES_CUT_OFTEN = [((5, 2, n), (0, 2)) for n in (14, 28, 54)]
 TABLES = [  # (indices, dim, rows)
@@ -107,6 +109,8 @@ VARIANTS = {
 def wanted(spec, element, arch="interpreter"):
     """The variants that a kind and an element have."""
     found = VARIANTS[spec.engine]
+    if spec.engine is Engine.ROW_STATE and spec.kind != "prod":
+        found = found | {("tall", "columns")}
     if spec.engine is not Engine.RECURRENCE:
         return found
     found = found | {("chained", "rows")}
@@ -133,7 +137,7 @@ def candidates(spec, element):
     if spec.category is OpCategory.REDUCTION:
         shapes = shapes + MANY_AXES
     if spec.engine is Engine.ROW_STATE:
-        shapes = shapes + CUT_OFTEN
+        shapes = shapes + CUT_OFTEN + IN_LINES
         if spec.category is OpCategory.REDUCTION:
             shapes = shapes + MANY_AXES_CUT_OFTEN
     some = [
@@ -274,6 +278,10 @@ LARGE = [
     ((2, 300_007), (1,)),  # ... too long for a cluster
     ((264, 2100, 8), (1,)),  # columns too long for registers
     ((33, 1040, 256), (1,)),  # ... that are walked in strips
+    ((33, 1040, 254), (1,)),  # ... copied by 4 or 8 bytes
+    ((33, 1040, 255), (1,)),
+    ((8192, 65), (0,)),  # ... that begin anywhere
+    ((70_000, 66), (0,)),  # few of them, in lines
     ((1, 4_200_000), (1,)),  # a row of a product whose parts stay in shared memory
     ((264, 4100, 8), (1,)),  # ... of one operand
     ((1, 2_200_000), (1,)),  # a row of more parts than wait for each other
@@ -311,7 +319,7 @@ def signature(program):
     constants = [dict(step.constants) for step in program.steps]
     kernels = tuple(
         dict.fromkeys(
-            (step.kernel, fixed.get("PHASE", fixed.get("LEVEL")), step.anywhere)
+            (step.kernel, fixed.get("PHASE", fixed.get("LEVEL")), step.grain)
             for step, fixed in zip(program.steps, constants, strict=True)
         )
     )

@@ -155,6 +155,81 @@ def test_rows_of_few_parts_that_are_held(spec, element):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
 
 
+@problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
+def test_rows_side_by_side_that_begin_anywhere(spec, element):
+    """Held by classes of places, one to eight of them, of which the last have fewer; strips that
+    are whole, that begin before the first row and end behind the last one, and both. Elements take
+    turns with the data."""
+    asked = [
+        (fields, without)
+        for fields, without in cases.options_of(spec, element)
+        if fields.get("ties") not in ("all", "first", "last")
+    ]
+    shapes = [
+        ((67, 421), (0,), Layout.CONTIGUOUS),
+        ((2, 67, 139), (1,), Layout.CONTIGUOUS),
+        ((70, 271), (0,), Layout.SHIFTED),
+        ((3, 45, 130), (1,), Layout.IN_PLACE),
+        ((64, 260), (0,), Layout.CONTIGUOUS),
+        ((67, 133), (0,), Layout.CONTIGUOUS),
+        ((2, 2, 65, 77), (2,), Layout.SHIFTED),
+    ]
+    turn = 3 * ELEMENTS.index(element) + SPECS.index(spec)
+    missed = []
+    with table.using("interpreter", replace(holding(), fill=128)):
+        for k, data in [*enumerate(cases.data_of(spec), turn)][turn % 3 :: 3]:
+            (shape, axes, layout), (fields, without) = shapes[k % 7], asked[k % len(asked)]
+            if spec.kind == "prod":  # whose parts are smaller, and more of them
+                shape = tuple((1 + (axis in axes)) * size for axis, size in enumerate(shape))
+            if layout is Layout.IN_PLACE and spec.category is OpCategory.REDUCTION:
+                layout = Layout.CONTIGUOUS  # its dy is another shape
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            case = Case(desc=desc, data=data, layout=layout, without=without, seed=k)
+            problem = cases.Problem(case)
+            launch_it = bound(problem)
+            assert launch_it.sku.variant == "held", (shape, layout)
+            assert dict(program_of(problem).steps[-1].constants)["CLASSES"]
+            launch_it()
+            plan = problem.plan("cpu", TRITON)
+            assert launch_it.workspace_size <= plan.workspace_size
+            outcome = problem.outcome(plan.precision_guarantee.relative_error)
+            if not outcome.ok:
+                missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+TALL = [spec for spec in SPECS if spec.engine is Engine.ROW_STATE and spec.kind != "prod"]
+
+
+@problems(TALL)
+def test_few_rows_beside_a_long_axis(spec, element):
+    """In lines of all rows, full ones and others, with an end that is no line; all data."""
+    asked = [
+        (fields, without)
+        for fields, without in cases.options_of(spec, element)
+        if fields.get("ties") not in ("all", "first", "last")
+    ]
+    shapes = [((700, 3), (0,)), ((257, 10), (0,)), ((2, 336, 7), (1,)), ((400, 16), (0,))]
+    lines = replace(
+        table.table_of("interpreter"), resident_words=16, tall_programs=(2, 2), tall_bytes=128
+    )
+    missed = []
+    with table.using("interpreter", lines):
+        for k, data in enumerate(cases.data_of(spec), ELEMENTS.index(element)):
+            (shape, axes), (fields, without) = shapes[k % 4], asked[k % len(asked)]
+            desc = cases.describe(spec, element, shape, axes, **fields)
+            problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
+            launch_it = bound(problem)
+            assert launch_it.sku.variant == "tall", shape
+            launch_it()
+            plan = problem.plan("cpu", TRITON)
+            assert launch_it.workspace_size <= plan.workspace_size
+            outcome = problem.outcome(plan.precision_guarantee.relative_error)
+            if not outcome.ok:
+                missed.append(str(outcome))
+    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
 @pytest.mark.parametrize("element", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_part_may_leave_the_range_that_its_row_keeps(element, axis, monkeypatch):

@@ -97,7 +97,7 @@ def _each_way(some: Iterable[tuple[cases.Case, program.Program]]) -> Iterator[Pr
     for case, launched in some:
         last = launched.steps[-1]
         fixed = dict(last.constants)
-        way = (last.kernel, launched.layout, fixed["FULL"], fixed.get("MORE"), last.anywhere)
+        way = (last.kernel, launched.layout, fixed["FULL"], fixed.get("MORE"), last.grain)
         if way not in met:
             met.add(way)
             yield Problem(case)

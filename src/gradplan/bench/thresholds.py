@@ -142,6 +142,12 @@ def _uneven(kind: str, half: bool) -> Shapes:
     return [((1 << 18, 272), 1), (longer, 1)]
 
 
+def _few_beside(kind: str, half: bool) -> Shapes:
+    """Rows side by side, few and more, of which lines could be made."""
+    more = (64, 2048, 1032) if kind in ("max", "min") else (8, 8192, 2002)
+    return [((256, 4096, 66), 1), ((64, 2048, 510), 1), (more, 1)]
+
+
 def _rounded(kind: str, half: bool) -> bool:
     """... products of f32 may be whose factors are rounded one by one."""
     return kind == "cumprod" and not half
@@ -245,6 +251,8 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "cluster_rows": ("std", _cluster_rows),
     "cluster_columns": ("var", [((64, 2048, 512), 1)]),
     "ragged_rows": ("std", _RAGGED),
+    "ragged_even": ("std", [((1 << 15, 768), 1)]),
+    "tall_rows": ("std", _few_beside),
     "ragged_eighths": ("log_softmax", [((16384, 5000), 1)]),
 }
 
@@ -270,7 +278,8 @@ def _by_place(values: Sequence[int]) -> Ask:
         now_lines = getattr(table, name)
         for k, (place, kind, *numbers) in enumerate(now_lines):
             for half in (True, False):
-                never = name == "at_once" and kind == "prod" and not half  # in pieces
+                # Products of f32 are in no pieces, nor taken as runs where they are aligned.
+                never = name in ("at_once", "ragged_even") and kind == "prod" and not half
                 if never or _is_moot(table, place, kind, half):
                     continue
                 now = numbers[0 if half else 1]
@@ -316,6 +325,7 @@ _WIDE_ELEMENTS = (
     *_probes("softmax", (64, 1 << 20), elements="f64"),
     *_probes("var", (8192, 8192), 0, elements="f64"),
 )
+_TALL = (*_probes("softmax", (1 << 18, 260), 0), *_probes("var", (1 << 19, 100), 0))
 _COLUMNS = (*_probes("softmax", (8192, 8192), 0), *_probes("var", (8192, 8192), 0))
 _SHORT_SCANS = (
     *_probes("cumprod", (1 << 20, 64), without=_NO_Y),
@@ -362,6 +372,7 @@ FIELDS: dict[str, Ask | str] = {
         _probes("log_softmax", (8192, 12288), 1, "bf16"),
     ),
     "ragged_tile": _by_length(1 << 26),
+    "ragged_even": _by_place((1, 2048)),
     "cluster_columns": "for f64, and where 16 does not divide all addresses: as large as the "
     "assembler takes without spilling",
     "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 4096),
@@ -369,6 +380,8 @@ FIELDS: dict[str, Ask | str] = {
     "held_width": _on(_COLUMNS),
     "held_bytes": "all that a processor has, but for what its joins take",
     "held_registers": "as many as the assembler takes without spilling",
+    "held_classes": "as many as the assembler takes without spilling",
+    "held_masked": "as many as the assembler takes without spilling",
     "held_scan_registers": "as many as the assembler takes without spilling",
     "walked_rows": _by_kind("cummax", [((1024, 131072), 1)], 512, 4096),
     "walked_from": _by_place((0, 1 << 40)),
@@ -381,8 +394,14 @@ FIELDS: dict[str, Ask | str] = {
     "walked_ragged": _by_kind("cummax", [((8192, 8191), 1)], 512, 4096),
     "walked_columns": _by_kind("cummax", [((64, 2048, 512), 1)], 512, 8192),
     "walked_strips": _by_kind("cummax", [((8192, 8192), 0)], 512, 8192),
+    "walked_grains": "parts are never full, and are halved for that: neighbouring sizes coincide",
     "walked_axis": _on(_probes("cummax", (1024, 512, 512), 1), _probes("cummax", (512, 1024, 512))),
     "held_scans": _by_kind("cummax", [((1, 1 << 27), 1)], 512, 8192),
+    "tall_programs": _on(
+        _TALL, values=lambda now: [tuple(k * one // 2 for one in now) for k in (1, 2, 4)]
+    ),
+    "tall_bytes": "the longest lines that the assembler takes without spilling",
+    "tall_rows": _by_place((1, 4096)),
     "held_first": _by_place((0, 1)),
     "walked_column_parts": _on(
         _probes("cumprod", (64, 2048, 512), 1, "bf16"),
@@ -492,6 +511,9 @@ def apart(table: Table, name: str) -> Table:
         return table
     table = replace(table, walked_rows=_NEVER, walked_ragged=_NEVER)
     table = replace(table, walked_columns=_NEVER, held_scans=_NEVER)
+    table = replace(table, walked_grains=_NEVER, walked_strips=_NEVER)
+    if not name.startswith("tall"):  # whose rows others would have to read twice too
+        table = replace(table, tall_programs=(0, 0))
     table = replace(table, alone=_NEVER, alone_rows=())
     if name.startswith(_FORWARD) or name in ("registers", "ahead"):
         return table

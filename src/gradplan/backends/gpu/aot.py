@@ -71,6 +71,9 @@ _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((300, 4096), (1,)),  # products of f32 that are f64
     ((2, 3, 2**20), (2,)),  # rows of rows, where a gap keeps them apart, whose parts are held
     ((12, 4096), (0,)),  # columns that log-cumsum-exp keeps where y is absent
+    ((33, 1040, 254), (1,)),  # strips of a scan that are copied by 4 or 8 bytes
+    ((8192, 4095), (0,)),  # columns that begin anywhere
+    ((300_000, 100), (0,)),  # few columns, in lines
 )
 _MANY_AXES: tuple[tuple[Shape, Axes], ...] = (
     ((64, 32, 48), (0, 2)),

@@ -23,7 +23,7 @@ __all__ = ["others"]
 
 # The order in which an engine tries its variants.
 _ORDER = {
-    Engine.ROW_STATE: ("resident", "cluster", "held", "lagged", "split"),
+    Engine.ROW_STATE: ("resident", "cluster", "held", "tall", "lagged", "split"),
     Engine.RECURRENCE: ("walked", "held", "resident", "chained", "tiled", "lagged", "split"),
 }
 _MOST = 1 << 40
@@ -175,6 +175,8 @@ def _in_registers(table: Table) -> Table:
         walked_rows=_NEVER,
         walked_ragged=_NEVER,
         walked_columns=_NEVER,
+        walked_grains=_NEVER,
+        walked_strips=_NEVER,
         held_scans=_NEVER,
     )
 
@@ -218,7 +220,8 @@ def _only(table: Table, other: str, desc: Any) -> Table:
     barred = replace(barred, alone_rows=(), short_lines=())
     barred = replace(barred, ragged_rows=(("", half, 1, half, 1),))
     never_walked = replace(barred, walked_rows=_NEVER, walked_ragged=_NEVER, walked_from=())
-    never_walked = replace(never_walked, walked_columns=_NEVER)
+    never_walked = replace(never_walked, walked_columns=_NEVER, walked_grains=_NEVER)
+    never_walked = replace(never_walked, walked_strips=_NEVER)
     if other == "held":
         barred = never_walked
     elif other != "cluster":
@@ -234,10 +237,12 @@ def _only(table: Table, other: str, desc: Any) -> Table:
         barred = replace(barred, scan_fill=fill)
         if other != "lagged":
             barred = replace(barred, fill=fill)
-    if other in ("held", "lagged", "split"):
+    if other in ("held", "tall", "lagged", "split"):
         barred = replace(barred, cluster=0)
-    if other in ("lagged", "split"):
+    if other in ("tall", "lagged", "split"):
         barred = _in_registers(barred)
+    if other in ("lagged", "split"):
+        barred = replace(barred, tall_programs=(0, 0))
     return replace(barred, lag=0, scan_lag=0) if other == "split" else barred
 
 

@@ -72,8 +72,9 @@ class Step:
     """The most registers a thread may have; 0 leaves it to the compiler."""
     together: bool = False
     """All programs run at the same time: the driver refuses the launch where they cannot."""
-    anywhere: bool = False
-    """How addresses are aligned is not compiled in."""
+    grain: int = 0
+    """So many bytes are compiled in to divide the addresses, whatever they are (1: nothing is); 0:
+    16 where they do."""
 
 
 def interpreted() -> bool:
@@ -140,7 +141,7 @@ _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows", "ragged",
     "stretches", "log_tiles", "recurrence", "joins",
     "line_memory", "line_scans", "forwards", "lines", "chains", "winners", "segments", "moves",
-    "hearing", "held_memory", "held_states", "held_products", "held",
+    "tall", "hearing", "held_memory", "held_states", "held_products", "held",
     "walk_memory", "walk_scans", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone",
     "learned",
 )  # fmt: skip
@@ -181,15 +182,15 @@ def _signature(step: Step, pointer_bytes: int) -> tuple[dict[str, Any], dict[str
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     divides = [["tt.divisibility", step.alignment]]
-    claims = pointer_bytes > 1 and not step.anywhere
+    claimed = step.grain or pointer_bytes
     for position, (name, value) in enumerate(step.arguments):
         if value is None:
             signature[name] = "constexpr"
             constants[name] = None
         elif isinstance(value, Pointer):
             signature[name] = f"*{value.type}"
-            if claims:
-                attributes[position,] = [["tt.divisibility", pointer_bytes]]
+            if claimed > 1:
+                attributes[position,] = [["tt.divisibility", claimed]]
         elif isinstance(value, Int):
             signature[name] = value.type
             if step.alignment > 1 and name in step.aligned:
@@ -244,7 +245,7 @@ def _variant(step: Step, pointer_bytes: int) -> tuple[Any, ...]:
         step.registers,
         step.alignment,
         aligned,
-        1 if step.anywhere else pointer_bytes,
+        step.grain or pointer_bytes,
     )
 
 
@@ -619,6 +620,7 @@ class Interpreter:
 
 
 _TORCH_TYPES = {
+    "u8": "uint8",
     "fp32": "float32",
     "fp16": "float16",
     "bf16": "bfloat16",

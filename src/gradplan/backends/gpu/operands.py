@@ -13,6 +13,8 @@ from .program import TYPES, Strides
 
 __all__ = ["Geometry", "Lined", "geometry_of", "lined", "pointers_of"]
 
+_LEAST = 4  # bytes that an asynchronous copy moves
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -65,6 +67,35 @@ class Geometry:
         ours = {*modes} <= {"t", "r", "n"} and all(mode in ("t", "n") for mode in modes[3:])
         return runs if ours and len(rests) == 1 else ()
 
+    def classes(self, modes: Sequence[str]) -> tuple[tuple[int, ...], int]:
+        """The operands that lie side by side, the outputs among them, and after how many places of
+        the axis their rows begin again where they began within 16 bytes: of all of them, wherever
+        the first ones do. None where they do not, or where rows overlap."""
+        beside = tuple(k for k, mode in enumerate(modes) if mode == "c")
+        others = [*self.axis.dims, *self.rows.dims[1:]]
+        steps = {k: [dim.strides[k] for dim in others] for k in beside}
+        wide = self.rows.dims[0].extent
+        if not all(modes[k] in ("c", "n") for k in range(3, len(modes))) or not beside:
+            return (), 0
+        if any(step < wide for some in steps.values() for step in some):
+            return (), 0
+        rests = {tuple(step * self.item % 16 for step in some) for some in steps.values()}
+        if len(rests) > 1:
+            return (), 0
+        return beside, 16 // gcd(16, steps[beside[0]][0] * self.item)
+
+    def grains(self, n: int, modes: Sequence[str]) -> list[int]:
+        """How many bytes of rows side by side can be copied at a time: the most that strides
+        allow, and what is enough for a copy, if addresses are divisible by less."""
+        most = min(16, self.item * self.alignment(n, modes, (16, 8, 4, 2))[0])
+        return [most, _LEAST] if most > _LEAST else [most] if most == _LEAST else []
+
+    def claims(self, n: int, modes: Sequence[str], grain: int) -> tuple[int, tuple[str, ...]]:
+        """What `alignment` is to be claimed for copies of so many bytes."""
+        if grain == 16:
+            return self.alignment(n, modes, (16, 8, 4, 2))
+        return self.alignment(n, modes, (grain // self.item,)) if grain > self.item else (1, ())
+
     def arguments(self) -> list[tuple[str, Argument]]:
         """row_dims, each operand's row strides, axis_dims, each operand's axis strides."""
         made: list[tuple[str, Argument]] = [
@@ -77,8 +108,10 @@ class Geometry:
             made.append((f"axis_{name}", tuple(dim.strides[k] for dim in self.axis.dims)))
         return made
 
-    def alignment(self, n: int, modes: Sequence[str]) -> tuple[int, tuple[str, ...]]:
-        """The power of two (16, 4 or 1) that divides all that loads in runs depend on."""
+    def alignment(
+        self, n: int, modes: Sequence[str], sizes: Sequence[int] = (16, 4)
+    ) -> tuple[int, tuple[str, ...]]:
+        """The first of these powers of two, or 1, that divides all that loads in runs depend on."""
         names: list[str] = []
         common = 0
         flat = "t" in modes
@@ -103,7 +136,7 @@ class Geometry:
                     common = gcd(common, dim.strides[k])
         if not names:
             return 1, ()
-        for size in (16, 4):
+        for size in sizes:
             if common % size == 0:
                 return size, tuple(names)
         return 1, ()

@@ -22,6 +22,7 @@ __all__ = [
     "begun_anywhere",
     "clearing",
     "down",
+    "edge_lanes",
     "integer",
     "up",
 ]
@@ -56,9 +57,12 @@ class Program:
     """Steps with the same result whose programs do not wait for each other."""
     apart_runner: Launcher | None = None
     unaligned: Program | None = None
-    """What runs in its place where 16 does not divide all addresses; it needs no more workspace."""
+    """What runs in its place where `grain` does not divide all addresses; it needs no more
+    workspace."""
+    grain: int = 16
+    """Bytes, a power of two."""
     alike: tuple[str, ...] = ()
-    """Operands whose addresses need not be divisible by 16, but leave the same rest, all of them;
+    """Operands whose addresses need not be divisible, but leave the same rest, all of them;
     how the others are aligned does not matter then."""
 
     def suited(self, addresses: Mapping[str, int]) -> Program:
@@ -71,7 +75,7 @@ class Program:
             rest = addresses[operand] + offset
         for operand, offset in self._compared:
             low |= (addresses[operand] + offset) ^ rest
-        return self.unaligned.suited(addresses) if low & 15 else self
+        return self.unaligned.suited(addresses) if low & (self.grain - 1) else self
 
     @cached_property
     def _compared(self) -> list[tuple[str, int]]:
@@ -165,22 +169,34 @@ def integer(value: int) -> Int:
 
 
 def before(made: Program, other: Program, alike: tuple[str, ...] = ()) -> Program:
-    """The first, and the other for addresses that it is not for."""
+    """The first, and the other for addresses that neither it is for nor what is behind it."""
+    if made.unaligned is not None:
+        other = before(made.unaligned, other)
     room = max(made.workspace_bytes, other.workspace_bytes)
-    return replace(made, unaligned=other, alike=alike, workspace_bytes=room)
+    return replace(made, unaligned=other, alike=alike or made.alike, workspace_bytes=room)
 
 
-def begun_anywhere(step: Step, kernel: str, unused: Collection[str]) -> Step:
+def edge_lanes(n: int, item: int, r: int, warps: int) -> int:
+    """Lanes for the elements of a row of n that are not in its run: see `kernels.ragged`. Of some
+    rows as many as there are threads for each, or several threads would have the same."""
+    v = 16 // item
+    # Before a run and behind it are fewer than v each, and n % v together, or v more.
+    most = v if n % v in (0, v - 1) else 2 * v
+    return max(most, 32 * warps // r) if r > 1 else most
+
+
+def begun_anywhere(step: Step, kernel: str, unused: Collection[str], **more: int) -> Step:
     """The same by a kernel of `kernels.ragged`: it relies on no alignment, and has not these
-    arguments and constants."""
+    arguments and constants, but some more."""
+    constants = tuple(pair for pair in step.constants if pair[0] not in unused)
     return replace(
         step,
         kernel=kernel,
         arguments=tuple(pair for pair in step.arguments if pair[0] not in unused),
-        constants=tuple(pair for pair in step.constants if pair[0] not in unused),
+        constants=(*constants, *more.items()),
         alignment=1,
         aligned=(),
-        anywhere=True,
+        grain=1,
     )
 
 

@@ -137,6 +137,7 @@ def _joined(some: Sequence[Program]) -> Program:
         apart=tuple(step for steps in apart for step in steps),
         unaligned=askew,
         alike=some[0].alike if len({one.alike for one in some}) == 1 else (),
+        grain=max(one.grain for one in some),
         workspace_bytes=max(one.workspace_bytes for one in some),
         counters=max(one.counters for one in some),
         why=f"{some[0].why}; {len(some)} times, for a launch has no more than 2³¹ programs",

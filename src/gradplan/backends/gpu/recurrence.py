@@ -29,6 +29,8 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     if not {*used} <= {*strides} or (desc.spec.ties and not table.marks):
         return made
     lying = lined(desc, {name: strides[name] for name in used})
+    if lying.columns:
+        return walked.strips(desc, lying, table, made)
     # All tiles of which are full, or that are better in tiles all the same.
     least = table.number_of(table.walked_from, "walked_uneven", desc.kind, desc.element)
     even = _every_full(made) or shape[desc.scan_axis] < least

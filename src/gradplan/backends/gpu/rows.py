@@ -13,7 +13,7 @@ from ...descriptors import BinaryParamBackwardDescriptor, ReduceBackwardDescript
 from ...geometry import c_strides, nest
 from ...kinds import ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
 from ...registry import Engine
-from . import maps
+from . import maps, tall
 from .launch import COUNTERS, WORKSPACE, Argument, Int, Pointer, Step, all_registers
 from .operands import geometry_of, pointers_of
 from .program import (
@@ -26,6 +26,7 @@ from .program import (
     begun_anywhere,
     clearing,
     down,
+    edge_lanes,
     integer,
     up,
 )
@@ -34,7 +35,6 @@ from .table import Table
 __all__ = ["numbers_of", "program", "workspace_bytes"]
 
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)  # whose state is how many are equal
-_LONG = 2048  # elements, from which rows that fill no tile are better taken as runs
 _EIGHTHS = 8  # of a tile: pieces of rows that fill only some of them ...
 _LONG_TILE = 4096  # ... by kinds that would take more registers only up to this
 _FEW_THREADS = 1024  # elements a warp
@@ -81,23 +81,34 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
     # What is close to the registers there are holds where elements are read in runs of 16 bytes.
     if rows.even and (made.variant != "resident" or (rows.lone and made.steps[0].registers)):
         askew = _chosen(rows.askew())
+    sources = ("dy", "x", "y", *outputs)
+    if rows.strips and made.variant != "resident":
+        names = tuple(sources[k] for k in rows.strips)
+        strips = rows.in_classes().held()
+        if strips is not None:
+            askew = before(strips, askew, names)
     if rows.alike:
-        sources = ("dy", "x", "y", *outputs)
         names = tuple(sources[k] for k in rows.alike)
         run = _chosen(rows.ragged())
         # Where there are no clusters, a row that stays whole is read once.
         if _reads(run) <= _reads(askew):
             askew = before(run, askew, names)
-    if askew.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
+    if rows.columns and askew.alike and not rows.even:
         made = askew
+    elif askew.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
+        made = before(_chosen(rows.ragged(edged=False)), askew) if rows.even_runs else askew
     elif askew.steps != made.steps:
         made = before(made, askew)
+    few = table.number_of(table.tall_rows, "tall_rows", desc.op, desc.element)
+    if _reads(made) == 2 or (made.alike and rows.columns and rows.beside.extent <= few):
+        lines = tall.program(rows, p, q)
+        made = made if lines is None else before(lines, made)
     return replace(made, reads={**made.reads, **unread})
 
 
 def _reads(made: Program) -> int:
     """How often a part is read, from memory or from a cache."""
-    return 2 if made.variant in ("lagged", "split") else 1
+    return 2 if made.variant in ("tall", "lagged", "split") else 1
 
 
 def _chosen(rows: _Rows) -> Program:
@@ -174,6 +185,11 @@ class _Rows:
         fit = fit and all(self.modes[k] == "t" for k in met)
         self.alike = self.geometry.alike(self.modes) if fit else ()
         self.begins_anywhere = False
+        self.edged = True
+        # Whether rows have none where 16 divides the addresses of their arrays.
+        run = 16 // self.item
+        whole, _ = self.geometry.alignment(self.n, self.modes, (run,))
+        self.even_runs = whole == run and not self.product
         self.plain = (
             self.n == up(self.n) and self.alignment == 16 and not (self.rough or self.columns)
         )
@@ -182,7 +198,12 @@ class _Rows:
         self.many = 4 if len(along.dims) > 1 else 1
         # Otherwise a pointer for each element.
         together = {"c" if self.columns else "t", *_BY_ROW, "n"}
-        self.in_runs = {*self.modes} <= together and not (self.columns and self.alignment < 16)
+        together_all = {*self.modes} <= together
+        self.in_runs = together_all and not (self.columns and self.alignment < 16)
+        # The operands whose strips of rows side by side begin where 16 divides the address.
+        fit = self.columns and together_all and not self.ordered and len(along.dims) == 1
+        self.strips, self.apart = self.geometry.classes(self.modes) if fit else ((), 0)
+        self.classes = 0
         # What is compared two at a time lies in runs, read and written alike.
         self.comparable = (
             desc.element in table.paired
@@ -217,9 +238,18 @@ class _Rows:
         other.capped = other.even = other.plain = other.lone = other.paired = False
         return other
 
-    def ragged(self) -> _Rows:
-        """The same, each row as its run and its edges: see `kernels.ragged`."""
+    def in_classes(self) -> _Rows:
+        """The same, places told apart by where rows begin there: see `kernels.held_memory`."""
         other = copy(self)
+        other.classes = self.apart
+        other.in_runs = other.even = True
+        other.capped = other.plain = other.lone = other.paired = False
+        return other
+
+    def ragged(self, edged: bool = True) -> _Rows:
+        """The same, each row as its run and its edges, if it has any: see `kernels.ragged`."""
+        other = copy(self)
+        other.edged = edged
         other.begins_anywhere = other.even = True
         other.capped = other.plain = other.lone = False
         other.paired = other.comparable
@@ -227,11 +257,12 @@ class _Rows:
 
     def tiles(self, r: int) -> int:
         """How many tiles of r rows there are."""
-        return -(-self.beside.extent // r) * self.beside_tiles
+        more = 16 // self.item - 1 if self.classes else 0  # strips may begin before the first row
+        return -(-(self.beside.extent + more) // r) * self.beside_tiles
 
     def every(self, r: int, c: int) -> bool:
         """Whether all tiles of r rows by c places are full."""
-        return self.n % c == 0 and self.beside.extent % r == 0
+        return not self.classes and self.n % c == 0 and self.beside.extent % r == 0
 
     def resident(self) -> Program | None:
         """Whole rows in the registers of a program, if they fit."""
@@ -307,7 +338,9 @@ class _Rows:
         """Whether 16 divides all addresses, and still a row is better taken as its run: tiles that
         are not full mask each element, those of a run 16 bytes at a time."""
         masked = not dict(made.steps[0].constants).get("FULL", True)
-        long = self.n >= _LONG or self.desc.op in _COUNTS
+        table, op, element = self.table, self.desc.op, self.desc.element
+        like = ElementKind.F32 if element is ElementKind.F64 else element
+        long = self.n >= table.number_of(table.ragged_even, "ragged_even", op, like)
         quotients = self.product and not self.half
         return masked and long and made.variant != "held" and not quotients
 
@@ -395,26 +428,35 @@ class _Rows:
             # Strips half as wide have half as many parts, if a row would have too many.
             if self.n > programs * (room // r) and r * self.item > _NARROW:
                 r //= 2
+        if self.classes and r * self.item < 16:
+            return None
         # A warp's loads lie along the axis, but for rows side by side.
         least = warps * 512 // self.item // r * (2 if self.product else 1)
-        c = min(self.length, room // r)
+        classes = max(1, self.classes)
+        n = -(-self.n // classes)  # places of a class
+        c = min(up(n), room // r)
         # Halves that are not compared two at a time take more registers.
-        if self.columns and self.half and op in _COUNTS and not self.every(r, c):
+        if self.columns and self.half and op in _COUNTS and not self.paired:
+            c //= 2
+        if self.classes and self.half and self.product:
             c //= 2
         # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
         while self.half and c // warps > _TERMS:
             c //= 2
-        while c > least and self.tiles(r) * -(-self.n // c) < programs >= -(-self.n // (c // 2)):
+        while c > least and self.tiles(r) * classes * -(-n // c) < programs >= classes * -(
+            -n // (c // 2)
+        ):
             c //= 2
-        parts = -(-self.n // c)
+        parts = classes * -(-n // c)
         units = self.tiles(r) * parts
         stages = min(8, table.held_bytes // (r * c * self.item * arrays))
-        # All parts of a row have room at the same time, and twice as many to be read meanwhile.
+        # All parts of a row have room at the same time, and twice as many to be read meanwhile; of
+        # them a strip of a class needs those of its neighbours too.
         most = programs * (stages // 3)
         if c < least or not 1 < parts <= most or units >= 2**31 - 8 * programs:
             return None
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
-        words = -(-units * r * (8 if wide else 4) // 8)
+        words = -(-(units + (self.classes > 0)) * r * (8 if wide else 4) // 8)
         lanes = 32 * joiners // r  # threads that join the states of a row
         heard = max(up(parts), lanes)  # at a time: as many as registers hold
         if heard > lanes * (16 if self.product else 32):
@@ -438,10 +480,11 @@ class _Rows:
                 ("STAGES", stages),
                 ("NW", warps),
                 ("JOINERS", joiners),
-                ("REGISTERS", table.part_of("held_registers", op, element)),
-                ("PAIRS", self.paired and self.every(r, c)),
-                ("NEAR", self.geometry.near(r, c)),
+                ("REGISTERS", self.held_registers(self.every(r, c))),
+                ("PAIRS", self.paired),
+                ("NEAR", self.geometry.near(r, c * classes)),
                 ("FULL", self.every(r, c)),
+                ("CLASSES", self.classes),
             ),
             warps=warps,
             registers=all_registers(-(-(2 * warps + joiners) // 4) * 4),
@@ -449,6 +492,8 @@ class _Rows:
             aligned=self.aligned,
             together=True,
         )
+        if self.classes:
+            launch = begun_anywhere(launch, launch.kernel, ())
         return Program(
             steps=(clearing(0, words), launch),
             runner=None,
@@ -456,8 +501,16 @@ class _Rows:
             reads={},
             layout=self.layout,
             variant="held",
-            why=f"rows are cut into {parts} parts, kept in shared memory: one read",
+            why=f"rows are cut into {parts} parts, kept in shared memory"
+            + (", by where they begin within 16 bytes" if self.classes else "")
+            + ": one read",
         )
+
+    def held_registers(self, every: bool) -> tuple[int, int]:
+        """Of threads that write gradients, and that join states."""
+        place = "held_classes" if self.classes else "held_masked"
+        place = "held_registers" if every else place
+        return self.table.part_of(place, self.desc.op, self.desc.element)
 
     def lagged(self, parts: _Parts) -> Program:
         """Parts that are read twice: in one launch, the second time from the cache, or in two."""
@@ -564,7 +617,10 @@ class _Rows:
             alignment=self.alignment,
             aligned=self.aligned,
         )
-        return begun_anywhere(made, "ragged.row_ragged", _NOT_RAGGED) if ragged else made
+        if not ragged:
+            return made
+        lanes = edge_lanes(self.n, self.item, r, warps) if self.edged else 0
+        return begun_anywhere(made, "ragged.row_ragged", _NOT_RAGGED, EDGES=lanes)
 
     def threads(self, phase: str, parts: _Parts, every: bool) -> tuple[int, int, int]:
         """Warps, pieces and registers (0: as the compiler likes) of a tile, of which `every` one is
@@ -651,8 +707,15 @@ def workspace_bytes(desc: Any, table: Table) -> int:
     step = min(room, table.strided_tile // 2) // many // wide
     # Neighbouring rows are padded to a power of two; few rows are cut finer, to fill the machine.
     states = 2 * rows * max(2, -(-n // max(2, step))) + 4 * table.fill * wide
+    # Strips of classes begin before their rows, and each class has parts of its own.
+    room, _ = table.part_of("held_columns", desc.op, desc.element)
+    strip = table.held_width // desc.element.size_bytes
+    if room and rows > 1:
+        each = max(1, room // strip // (2 if desc.element in HALVES else 1))
+        states = max(states, 3 * rows * (-(-n // each) + 8) + 4 * table.fill * strip)
     slots, number_slots = _STATE_SLOTS.get(desc.op, 1), _NUMBER_SLOTS.get(desc.op, 3)
-    return int(8 * (slots * states + number_slots * (2 * rows + wide))) + 256
+    parts = int(8 * (slots * states + number_slots * (2 * rows + wide))) + 256
+    return max(parts, tall.workspace_bytes(desc, n, rows, table))
 
 
 def numbers_of(desc: Any, strides: Strides) -> tuple[float, float]:

@@ -70,6 +70,9 @@ class Table:
     address ..."""
     ragged_tile: ByLength
     """... of so many elements together."""
+    ragged_even: ByPlace
+    """Rows that begin and end where 16 divides the address, and would fill no tile, are taken as
+    the others from so many elements on."""
     held_rows: Lines
     """The same where programs that stay keep parts in shared memory (0: never) ..."""
     held_columns: Lines
@@ -81,6 +84,10 @@ class Table:
     held_registers: Lines
     """... and so many registers for threads that write gradients, and that join states: for halves,
     and for f32."""
+    held_masked: Lines
+    """The same of parts that are not full ..."""
+    held_classes: Lines
+    """... and of rows side by side that begin anywhere."""
     walked_rows: Lines
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
     memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
@@ -97,6 +104,8 @@ class Table:
     """The same of rows side by side, in strips of 128 bytes ..."""
     walked_strips: Lines
     """... and of strips half as wide, where there would be fewer than `fill` (0: never) ..."""
+    walked_grains: Lines
+    """... and of strips that are copied by less than 16 bytes at a time (0: narrow ones) ..."""
     walked_axis: int
     """... along an axis of so many places at least ..."""
     walked_column_parts: int
@@ -106,6 +115,13 @@ class Table:
     them ..."""
     held_scan_registers: Lines
     """... and registers, as in `held_registers`, but by four warps, and by eight."""
+    tall_programs: tuple[int, int]
+    """Few rows side by side, of which all places lie in one run, are taken in lines by so many
+    programs (0: never): of halves, and of the others ..."""
+    tall_bytes: int
+    """... of so many bytes at most ..."""
+    tall_rows: ByPlace
+    """... and up to so many rows even where strips that begin anywhere could be held."""
     held_first: ByPlace
     """Whether rows are held where a cluster could take them."""
     lag: int
@@ -337,6 +353,12 @@ _SM_90 = Table(
         ("log_softmax", 128, 1024, 128),
         ("", 1, 512, 512),
     ),
+    ragged_even=(
+        ("ragged_even", "softmax", 2048, 2048),
+        ("ragged_even", "log_softmax", 2048, 2048),
+        ("ragged_even", "prod", 2048, 2048),
+        ("ragged_even", "", 1, 1),
+    ),
     cluster_columns=(
         ("var", 0, 4, 16384, 4),
         ("prod", 0, 4, 0, 4),
@@ -358,6 +380,15 @@ _SM_90 = Table(
         ("max", 112, 144, 136, 144),
         ("min", 112, 144, 136, 144),
         ("", 136, 144, 136, 144),
+    ),
+    held_masked=(
+        ("prod", 136, 144, 136, 144),
+        ("", 152, 136, 152, 136),
+    ),
+    held_classes=(
+        ("prod", 168, 120, 168, 120),
+        ("log_softmax", 160, 128, 160, 128),
+        ("", 152, 128, 152, 128),
     ),
     walked_rows=(
         ("cumsum", 2048, 1, 1024, 1),
@@ -398,6 +429,12 @@ _SM_90 = Table(
         ("log_cumsum_exp", 4096, 4, 0, 4),
         ("", 8192, 4, 0, 4),
     ),
+    walked_grains=(
+        ("cumsum", 16384, 4, 8192, 4),
+        ("cumprod", 4096, 4, 2048, 4),
+        ("log_cumsum_exp", 8192, 8, 2048, 4),
+        ("", 0, 4, 8192, 4),
+    ),
     walked_axis=1024,
     walked_column_parts=3,
     held_scans=(
@@ -408,6 +445,15 @@ _SM_90 = Table(
         ("", 16384, 8, 8192, 4),
     ),
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
+    tall_programs=(1056, 528),
+    tall_bytes=16384,
+    tall_rows=(
+        ("tall_rows", "softmax", 256, 256),
+        ("tall_rows", "log_softmax", 1024, 1024),
+        ("tall_rows", "max", 1024, 128),
+        ("tall_rows", "min", 1024, 128),
+        ("tall_rows", "", 1024, 128),
+    ),
     held_first=(
         ("held_rows", "prod", 1, 1),
         ("held_columns", "", 1, 1),
@@ -584,11 +630,18 @@ _INTERPRETER = Table(
     ragged_rows=(("", 128, 1, 128, 1),),
     ragged_short=64,
     ragged_tile=(("softmax", 64, 256, 128), ("", 1, 256, 256)),
+    ragged_even=(
+        ("ragged_even", "max", 1, 1),
+        ("ragged_even", "min", 1, 1),
+        ("ragged_even", "", 2048, 2048),
+    ),
     held_rows=(("", 0, 4, 0, 4),),
     held_columns=(("", 0, 4, 0, 4),),
     held_width=128,
     held_bytes=192 << 10,
     held_registers=(("", 136, 144, 136, 144),),
+    held_masked=(("", 152, 136, 152, 136),),
+    held_classes=(("", 152, 128, 152, 128),),
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,
@@ -596,10 +649,14 @@ _INTERPRETER = Table(
     walked_ragged=(("", 0, 4, 0, 4),),
     walked_columns=(("", 0, 4, 0, 4),),
     walked_strips=(("", 0, 4, 0, 4),),
+    walked_grains=(("", 0, 4, 0, 4),),
     walked_axis=1,
     walked_column_parts=3,
     held_scans=(("", 0, 4, 0, 4),),
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
+    tall_programs=(8, 8),
+    tall_bytes=128,
+    tall_rows=(),
     held_first=(),
     lag=5,
     lag_bytes=1 << 20,
@@ -680,6 +737,8 @@ _SM_80 = replace(
     walked_rows=_NONE,
     walked_ragged=_NONE,
     walked_columns=_NONE,
+    walked_grains=_NONE,
+    walked_strips=_NONE,
     held_scans=_NONE,
     paired=(ElementKind.F16,),
 )
@@ -691,6 +750,8 @@ _SM_120 = replace(
     walked_rows=_NONE,
     walked_ragged=_NONE,
     walked_columns=_NONE,
+    walked_grains=_NONE,
+    walked_strips=_NONE,
     held_scans=_NONE,
 )
 _PROCESSORS = 132  # of the H200

@@ -36,7 +36,6 @@ _JOINERS = 4
 """Warps that join what is told there, beside those that tell it and those that use it."""
 _WIDTH = 128
 """Bytes of rows side by side in a strip."""
-_STRIPS = ("columns", "strips")
 _BITS = 32
 """Places of a row whose marks are a word."""
 _LONGEST = 128
@@ -80,10 +79,25 @@ def program(
     """
     if desc.element is ElementKind.F64:
         return None
-    if not {*lying.modes} <= ({"c", "n"} if lying.columns else {"t", "n"}):
+    if lying.columns or not {*lying.modes} <= {"t", "n"}:
         return None
     walk = _Walk(desc, lying, table, uneven=uneven)
     return walk.made(held=False) or walk.made(held=True) if walk.alignment == 16 else None
+
+
+def strips(desc: ScanBackwardDescriptor, lying: Lined, table: Table, other: Program) -> Program:
+    """The same of rows side by side, copied by as many bytes as strides and addresses allow; and
+    the other program where there is nothing for them."""
+    if desc.element is ElementKind.F64 or not {*lying.modes} <= {"c", "n"}:
+        return other
+    found = other
+    for grain in reversed(lying.geometry.grains(lying.geometry.axis.size, lying.modes)):
+        made = _Walk(desc, lying, table, uneven=False, grain=grain).made(held=False)
+        if made is not None:
+            found = before(made, found) if grain > lying.geometry.item else made
+        elif grain == 16:
+            found = other if found is other else before(other, found)
+    return found
 
 
 def ragged(
@@ -112,8 +126,10 @@ class _Walk:
         *,
         uneven: bool,
         anywhere: bool = False,
+        grain: int = 16,
     ) -> None:
         self.desc, self.table, self.anywhere, self.uneven = desc, table, anywhere, uneven
+        self.grain = grain  # bytes of a copy
         self.columns, self.flip = lying.columns, lying.flip
         geometry = self.geometry = lying.geometry
         self.n, self.rows = geometry.axis.size, geometry.rows.size
@@ -124,6 +140,8 @@ class _Walk:
         self.log = desc.kind is ScanKind.LOG_CUMSUM_EXP
         self.processors = max(1, table.fill // 2)
         self.alignment, self.aligned = geometry.alignment(self.n, lying.modes)
+        if self.columns:
+            self.alignment, self.aligned = geometry.claims(self.n, lying.modes, grain)
         self.pointers = pointers_of(geometry, ("dy", "x", "y", "dx"), lying.modes)
 
     def made(self, held: bool) -> Program | None:
@@ -144,6 +162,8 @@ class _Walk:
             why = f"rows are cut into {number} parts, kept in shared memory by programs that stay"
         else:
             why = f"a program walks whole rows in {number} parts, the next on their way"
+        if self.grain < 16:
+            why += f", {self.grain} bytes at a time"
         source = "_marked" if self.marked else ""
         if self.desc.kind in _FROM_Y:
             source = "_from_y"
@@ -155,6 +175,7 @@ class _Walk:
             layout="columns" if self.columns else "rows",
             variant=("held" if held else "walked") + source,
             why=f"{why}: one read",
+            grain=self.grain,
         )
 
     def cut(self, kind: str, held: bool) -> _Parts | None:
@@ -222,10 +243,17 @@ class _Walk:
         if self.columns:
             if held or self.n < table.walked_axis:
                 return ""
-            sizes = (table.part_of(f"walked_{name}", kind, element) for name in _STRIPS)
+            usual = "walked_columns" if self.grain == 16 else "walked_grains"
+            width, strip = (
+                table.part_of(name, kind, element)[0] for name in (usual, "walked_strips")
+            )
+            # In tiles sums and products of many strips are faster than copied by few bytes.
+            tiled = self.desc.kind in (ScanKind.CUMSUM, ScanKind.CUMPROD)
+            if self.grain < 16 and tiled and self.tiles(wide) >= table.strips:
+                return ""
             # Fewer than two for each processor are made narrower.
-            narrow = all(tile for tile, _ in sizes) and self.tiles(wide) < table.fill
-            return "walked_strips" if narrow else "walked_columns"
+            narrow = width and self.tiles(wide) < table.fill if self.grain == 16 else not width
+            return "walked_strips" if strip and narrow else usual
         ways = {"held_scans": "held_scans"} if held else {"walked_rows": "walked_rows"}
         if self.anywhere:
             ways = {"walked_ragged": "walked_ragged"}
@@ -298,12 +326,14 @@ class _Walk:
                 ("STAGES", parts.stages),
                 ("NW", parts.warps),
                 ("FULL", self.full(parts.r, parts.lines * parts.e)),
+                *(() if held else (("V", self.grain // self.geometry.item),)),
             ),
             warps=parts.warps,
             registers=registers,
             alignment=self.alignment,
             aligned=self.aligned,
             together=held,
+            grain=self.grain if self.grain < 16 else 0,
         )
         return begun_anywhere(step, kernel, ()) if self.anywhere else step
 

@@ -14,7 +14,7 @@ from .formulas import (
     product_state,
     times_few_parts,
 )
-from .held_memory import part_place, run_of, slice_place, spot_of
+from .held_memory import at_spot, part_place, run_of, slice_place, spread, within
 from .held_states import careful_layout, heard_parts
 from .tiles import fetch, put, widened
 
@@ -23,7 +23,7 @@ from .tiles import fetch, put, widened
 def unit_products(
     kept, X: tl.constexpr, stage, unit, parts, row_dims, n, ELEMENT: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
-    S: tl.constexpr,
+    S: tl.constexpr, spot, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Products [R, NW] of what each warp has of each row of a part, as significands and exponents,
     and whether some factor is so far from 1 that they or its reciprocal need not be right.
@@ -35,12 +35,14 @@ def unit_products(
     P: tl.constexpr = C // (S * NW * Q)
     # So many products of two stay within f64 whatever they are.
     MANY: tl.constexpr = max(1, (4 if ELEMENT == "f32" else 8) // P)
-    spot = spot_of(unit, parts, row_dims, n, R, C)
     for k in gl.static_range(S // 2):
-        a = factors(kept, X, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S)
-        b = factors(
-            kept, X, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S
+        a = factors(
+            kept, X, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k, S, CLASSES
         )
+        b = factors(
+            kept, X, stage, unit, spot, parts, row_dims, n, R, C, NEAR, FULL, TILE, k + S // 2, S,
+            CLASSES,
+        )  # fmt: skip
         if ELEMENT == "f32":
             pairs = a.to(gl.float64) * b.to(gl.float64)
             beyond = gl.maximum(distance(a, LOW), distance(b, LOW))
@@ -73,19 +75,45 @@ def unit_products(
 def factors(
     kept, X: tl.constexpr, stage, unit, spot, parts, row_dims, n, R: tl.constexpr, C: tl.constexpr,
     NEAR: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr, k, S: tl.constexpr,
+    CLASSES: tl.constexpr,
 ):  # fmt: skip
     """A slice of a part, 1 where there is no element."""
     x = widened(kept.index(stage * S + k).load(TILE), X, False)
     if not FULL:
-        at = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, k, S)
+        at = slice_place(unit, spot, parts, row_dims, n, R, C, NEAR, TILE, k, S, CLASSES)
         x = gl.where(at[3][:, None] & at[4][None, :], x, 1.0)
     return x
 
 
 @gluon.jit
+def here(pointer, MODE: tl.constexpr, spot, steps, CLASSES: tl.constexpr):
+    """An array for `small_place`."""
+    if CLASSES > 0:
+        return at_spot(pointer, MODE, spot, steps, CLASSES)
+    else:
+        return pointer
+
+
+@gluon.jit
+def small_place(
+    unit, spot, parts, row_dims, n, step, R: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+    NEAR: tl.constexpr, LAYOUT: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """The place of H steps of a unit, of which those before have as many."""
+    if CLASSES > 0:
+        row, begin = spot[1], spot[2] + step * H
+        number = row - spot[4]
+        return spread(spot[0] * 0, row, begin, row_dims, spot[5], R, H, NEAR, LAYOUT, number)
+    else:
+        begin = (unit % parts).to(n.dtype) * C + step * H
+        return part_place(unit // parts, begin, row_dims, n, R, H, NEAR, LAYOUT)
+
+
+@gluon.jit
 def careful_product(
-    x, X: tl.constexpr, steps, unit, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    x, X: tl.constexpr, steps, unit, spot, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, ALONE: tl.constexpr,
+    CLASSES: tl.constexpr,
 ):  # fmt: skip
     """The state of a unit with zeros, infinities, NaNs or extreme exponents, in small steps: x is
     read again, so that the usual way keeps its registers."""
@@ -94,10 +122,10 @@ def careful_product(
     s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, LAYOUT))
     s1 = s0 * 0.0
     s2 = s0 * 0.0
+    x = here(x, X, spot, steps, CLASSES)
     for step in range(0, C // H):
-        begin = (unit % parts).to(n.dtype) * C + step * H
-        at = part_place(unit // parts, begin, steps[0], n, R, H, NEAR, LAYOUT)
-        b = fetch(x, X, at, steps, 1.0, False, False)
+        at = small_place(unit, spot, parts, steps[0], n, step, R, C, H, NEAR, LAYOUT, CLASSES)
+        b = fetch(x, X, at, within(steps, CLASSES), 1.0, False, False)
         t0, t1, t2 = product_state(ELEMENT, b, at[4][None, :], R, H)
         s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
     ROWS: tl.constexpr = gl.SliceLayout(1, ALONE)
@@ -108,17 +136,22 @@ def careful_product(
 @gluon.jit
 def careful_shares(
     dy, x, out, told, DY: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, dy_steps, x_steps,
-    out_steps, unit, units, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-    NW: tl.constexpr, NEAR: tl.constexpr,
+    out_steps, unit, spot, units, parts, n, ELEMENT: tl.constexpr, R: tl.constexpr,
+    C: tl.constexpr, NW: tl.constexpr, NEAR: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a unit whose rows have such factors."""
     LAYOUT: tl.constexpr = careful_layout(R, NW)
     H: tl.constexpr = 32 * NW // R
-    s0, s1, s2 = heard_parts(told, unit, parts, units, ELEMENT, R, NW)
+    row_dims = x_steps[0]
+    s0, s1, s2 = heard_parts(told, unit, spot, parts, units, row_dims, ELEMENT, R, NW, CLASSES)
+    x, out = here(x, X, spot, x_steps, CLASSES), here(out, OUT, spot, out_steps, CLASSES)
     for step in range(0, C // H):
-        begin = (unit % parts).to(n.dtype) * C + step * H
-        at = part_place(unit // parts, begin, x_steps[0], n, R, H, NEAR, LAYOUT)
-        b = fetch(x, X, at, x_steps, 1.0, False, False)
-        given = fetch(dy, DY, at, dy_steps, 0.0, True, False)
+        at = small_place(unit, spot, parts, row_dims, n, step, R, C, H, NEAR, LAYOUT, CLASSES)
+        b = fetch(x, X, at, within(x_steps, CLASSES), 1.0, False, False)
+        beside = at
+        if CLASSES > 0:
+            row = spot[1] - spot[4]
+            beside = spread(spot[0], row, spot[2], row_dims, spot[5], R, H, NEAR, LAYOUT, row)
+        given = fetch(dy, DY, beside, dy_steps, 0.0, True, False)
         value = product_of_others(ELEMENT, s0, s1, s2, given, b)
-        put(out, OUT, value, at, out_steps, R, H, False)
+        put(out, OUT, value, at, within(out_steps, CLASSES), R, H, False)

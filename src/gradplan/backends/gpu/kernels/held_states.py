@@ -67,12 +67,47 @@ def careful_layout(r, warps):
 
 
 @gluon.jit
-def words_of(told, tile, part, parts, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr):
+def words_of(
+    told, tile, spot, part, parts, row_dims, R: tl.constexpr, K: tl.constexpr, HEARD: tl.constexpr,
+    CLASSES: tl.constexpr,
+):  # fmt: skip
     """Where the states of a tile's rows are told, [R, K], from a part on, and which are."""
     lane = gl.arange(0, R, gl.SliceLayout(1, HEARD))[:, None]
     one = part + gl.arange(0, K, gl.SliceLayout(0, HEARD))[None, :]
-    words = told + tile.to(gl.int64) * parts * R + (lane + one * R)
-    return words, (one < parts).to(gl.int32) + lane * 0
+    if CLASSES == 0:
+        words = told + tile.to(gl.int64) * parts * R + (lane + one * R)
+        return words, (one < parts).to(gl.int32) + lane * 0
+    else:
+        words, there = row_words(told, spot, lane, parts, row_dims, R)
+        return words + one * R, ((one < parts) & there).to(gl.int32)
+
+
+@gluon.jit
+def row_words(told, spot, lane, parts, row_dims, R: tl.constexpr):
+    """Where the first parts of rows tell their states, by their numbers, whichever class has them
+    in which strip; and which rows there are."""
+    number = spot[1] - spot[4] + lane
+    group = spot[0] * gl.cdiv(row_dims[0], R) + number // R
+    return told + (group * parts * R + number % R), (number >= 0) & (number < row_dims[0])
+
+
+@gluon.jit
+def target_of(
+    told, unit, spot, lane, units, parts, row_dims, R: tl.constexpr, CLASSES: tl.constexpr
+):
+    """Where a unit tells the states of its rows; behind all others where there is none."""
+    if CLASSES == 0:
+        return told + unit.to(gl.int64) * R + lane
+    else:
+        words, there = row_words(told, spot, lane, parts, row_dims, R)
+        spare = told + (units.to(gl.int64) * R + lane)
+        return gl.where(there, words + (unit % parts) * R, spare)
+
+
+@gluon.jit
+def words_told(units, R: tl.constexpr, CLASSES: tl.constexpr):
+    """How many words there are, those of rows that do not exist among them."""
+    return (units.to(gl.int64) + (1 if CLASSES > 0 else 0)) * R
 
 
 @gluon.jit
@@ -97,11 +132,12 @@ def tell(target, state, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constex
 
 @gluon.jit
 def tell_parts(
-    target, units, s0, s1, s2, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constexpr
-):
+    target, units, s0, s1, s2, R: tl.constexpr, KIND: tl.constexpr, ELEMENT: tl.constexpr,
+    CLASSES: tl.constexpr,
+):  # fmt: skip
     """Tell products part by part where they are no plain numbers."""
     odd = (s2 != 0.0) | (gl.abs(s1) > 900.0)
-    total = units.to(gl.int64) * R
+    total = words_told(units, R, CLASSES)
     gl.store(target + total, s0)
     gl.store(target + 2 * total, s1)
     gl.store(target + 3 * total, s2)
@@ -111,17 +147,22 @@ def tell_parts(
 
 
 @gluon.jit
-def heard_parts(told, unit, parts, units, ELEMENT: tl.constexpr, R: tl.constexpr, NW: tl.constexpr):
+def heard_parts(
+    told, unit, spot, parts, units, row_dims, ELEMENT: tl.constexpr, R: tl.constexpr,
+    NW: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
     """Products of rows some of whose parts were told so, [R]: significand, exponent, and what is
     odd about them. All have been heard before."""
     HEARD: tl.constexpr = careful_layout(R, NW)
     K: tl.constexpr = 32 * NW // R
-    total = units.to(gl.int64) * R
+    total = words_told(units, R, CLASSES)
     s0 = gl.full([R], 1.0, gl.float64, gl.SliceLayout(1, HEARD))
     s1 = s0 * 0.0
     s2 = s0 * 0.0
     for first in range(0, parts, K):
-        words, needed = words_of(told, unit // parts, first, parts, R, K, HEARD)
+        words, needed = words_of(
+            told, unit // parts, spot, first, parts, row_dims, R, K, HEARD, CLASSES
+        )
         t0 = overheard(words, needed, 64).to(gl.float64, bitcast=True)
         fence(t0)
         odd = (t0 != t0) & (needed != 0)
@@ -166,14 +207,15 @@ def numbers_of(heard):
 
 @gluon.jit
 def joined(
-    told, tile, part, parts, KIND: tl.constexpr, ELEMENT: tl.constexpr, R: tl.constexpr,
-    K: tl.constexpr, JOINERS: tl.constexpr, HEARD: tl.constexpr,
+    told, tile, spot, part, parts, row_dims, KIND: tl.constexpr, ELEMENT: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr, JOINERS: tl.constexpr, HEARD: tl.constexpr,
+    CLASSES: tl.constexpr,
 ):  # fmt: skip
     """The states of K parts of rows from one on, joined, when all of them have been told; of
     products significand, exponent, and whether some part was told otherwise."""
     BITS: tl.constexpr = word_bits(KIND, ELEMENT)
     EACH: tl.constexpr = (R * K + 32 * JOINERS - 1) // (32 * JOINERS)
-    words, needed = words_of(told, tile, part, parts, R, K, HEARD)
+    words, needed = words_of(told, tile, spot, part, parts, row_dims, R, K, HEARD, CLASSES)
     heard = hear(words, (0 - needed).to(gl.int64 if BITS == 64 else gl.int32), EACH, R * BITS // 8)
     if KIND == "prod":
         states = gl.where(needed != 0, heard.to(gl.float64, bitcast=True), 1.0)

@@ -121,12 +121,11 @@ def write(target, value, mask, R: tl.constexpr, C: tl.constexpr, SPENT: tl.const
 
 
 @triton.jit
-def edges_of(head, body, n, row_mask, V: tl.constexpr):
-    """The places [R, 2 · V] of both edges in their rows, and which there are."""
-    lane = tl.arange(0, 2 * V)[None, :]
-    behind = head + body + (lane - V)
-    place = tl.where(lane < V, lane, behind)
-    return place, row_mask & tl.where(lane < V, lane < head, behind < n)
+def edges_of(head, body, n, row_mask, EDGES: tl.constexpr):
+    """The places [R, EDGES] of both edges in their rows, one after the other, and which there
+    are."""
+    lane = tl.arange(0, EDGES)[None, :]
+    return tl.where(lane < head, lane, lane + body), row_mask & (lane < n - body)
 
 
 @triton.jit
@@ -155,9 +154,9 @@ def map_ragged(
     OUT2: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
+    EDGES: tl.constexpr,
 ):
     """Nothing depends on anything: a program takes one tile."""
-    V: tl.constexpr = run_length(out.dtype)
     CACHE: tl.constexpr = cache_of(False, R == 1)
     steps = tl.cdiv(n, C).to(tl.int32)
     tile, part = tl.program_id(0) // steps, tl.program_id(0) % steps
@@ -179,11 +178,11 @@ def map_ragged(
         KIND, ELEMENT, EXTREME, DY, X, Y, OUT2, R, C, CACHE,
     )  # fmt: skip
     if part == 0:
-        place, there = edges_of(head, body, n, row_mask, V)
+        place, there = edges_of(head, body, n, row_mask, EDGES)
         map_tile(
             at_edges(dy_at, DY, place), at_edges(x_at, X, place), at_edges(y_at, Y, place),
             at_edges(out_at, OUT, place), at_edges(out2_at, OUT2, place), there, row_mask, p, q,
-            KIND, ELEMENT, EXTREME, apart(DY), apart(X), apart(Y), OUT2, R, 2 * V, USUAL,
+            KIND, ELEMENT, EXTREME, apart(DY), apart(X), apart(Y), OUT2, R, EDGES, USUAL,
         )  # fmt: skip
 
 
@@ -239,9 +238,11 @@ def row_ragged(
     CAREFUL: tl.constexpr,
     PAIRS: tl.constexpr,
     PIECES: tl.constexpr,
+    EDGES: tl.constexpr,
 ):
     """A tile of R rows by C columns, and the edges of its rows: the phases are those of
-    `rows.row_tiles`, and so are states and counters."""
+    `rows.row_tiles`, and so are states and counters. Edges have EDGES lanes, as many as they can
+    be long together; 0 where 16 divides the address of each row, and its bytes."""
     pid = tl.program_id(0)
     if PHASE == "lagged":
         count = tl.num_programs(0) // 2
@@ -256,6 +257,7 @@ def row_ragged(
                 dy, x, y, out, joined, counter, row_dims, row_dy, row_x, row_y, row_out,
                 n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, PIECES,
+                EDGES,
             )  # fmt: skip
             leave(counter, parts)
         else:
@@ -263,6 +265,7 @@ def row_ragged(
                 dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
                 n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, PIECES,
+                EDGES,
             )  # fmt: skip
             if arrive(counter, parts):
                 join_tile(
@@ -281,7 +284,7 @@ def row_ragged(
         ragged_tile(
             dy, x, y, out, states, counters, row_dims, row_dy, row_x, row_y, row_out,
             n, p, q, parts, tile, part, total,
-            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, PIECES,
+            KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, PIECES, EDGES,
         )  # fmt: skip
 
 
@@ -292,10 +295,9 @@ def ragged_tile(
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr, PAIRS: tl.constexpr,
-    PIECES: tl.constexpr,
+    PIECES: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
     """One part of a tile of rows, in pieces one after the other (see `rows.row_pieces`)."""
-    V: tl.constexpr = run_length(out.dtype)
     Q: tl.constexpr = C // PIECES
     WIDE: tl.constexpr = ELEMENT == "f64"
     STATE: tl.constexpr = PHASE != "apply" and PHASE != "second"  # whether it learns one
@@ -312,11 +314,13 @@ def ragged_tile(
     y_at = row_starts(y, Y, outer, row, row_dims, row_y, R)
     out_at = row_starts(out, OUT, outer, row, row_dims, row_out, R)
     head, body = runs_of(out_at, n)
-    place, there = edges_of(head, body, n, row_mask, V)
     begin = tl.zeros((), n.dtype)
     if PHASE != "whole":
         begin = part.to(n.dtype) * C
-        there &= part == 0
+    if EDGES > 0:
+        place, there = edges_of(head, body, n, row_mask, EDGES)
+        if PHASE != "whole":
+            there &= part == 0
     slot = states
     if PHASE == "partial":
         slot += (tile.to(tl.int64) * parts + part) * R
@@ -327,7 +331,7 @@ def ragged_tile(
             x_at, out_at, read(dy_at, DY, row_mask, row_mask, 0.0).to(tl.float64),
             states, slot, counter, head, body, begin, place, there, row_there,
             p, q, parts, tile, part, total, room if PHASE == "cluster" else 0,
-            ELEMENT, X, OUT, PHASE, R, C, W, K, CAREFUL,
+            ELEMENT, X, OUT, PHASE, R, C, W, K, CAREFUL, EDGES,
         )  # fmt: skip
     else:
         # Of an operand with one value a row any column will do, and what `other` says is not hit.
@@ -343,12 +347,13 @@ def ragged_tile(
             raw_b = read(in_run(x_at, X, head, begin, columns), X, mask, row_mask, other_x, CACHE)
             raw_c = read(in_run(y_at, Y, head, begin, columns), Y, mask, row_mask, 0.0, CACHE)
             raws += ((raw_a, raw_b, raw_c),)
-        edge_a = read(at_edges(dy_at, DY, place), DY, there, row_mask, 0.0)
-        edge_b = read(at_edges(x_at, X, place), X, there, row_mask, other_x)
-        edge_c = read(at_edges(y_at, Y, place), Y, there, row_mask, 0.0)
-        edge_a = widened(edge_a, apart(DY), WIDE)
-        edge_b = widened(edge_b, apart(X), WIDE)
-        edge_c = widened(edge_c, apart(Y), WIDE)
+        if EDGES > 0:
+            edge_a = read(at_edges(dy_at, DY, place), DY, there, row_mask, 0.0)
+            edge_b = read(at_edges(x_at, X, place), X, there, row_mask, other_x)
+            edge_c = read(at_edges(y_at, Y, place), Y, there, row_mask, 0.0)
+            edge_a = widened(edge_a, apart(DY), WIDE)
+            edge_b = widened(edge_b, apart(X), WIDE)
+            edge_c = widened(edge_c, apart(Y), WIDE)
         wide = ()
         hits = ()
         for i in tl.static_range(PIECES):
@@ -374,12 +379,14 @@ def ragged_tile(
                 if ELEMENT != "f32" and ELEMENT != "f64":
                     if KIND != "max" and KIND != "min":
                         sums *= row_scale(ELEMENT)
-            edge = term(KIND, ELEMENT, edge_a, edge_b, edge_c)
-            few = tl.sum(tl.broadcast_to(edge, (R, 2 * V)).to(tl.float64), 1)
-            if ELEMENT != "f32" and ELEMENT != "f64":
-                if KIND != "max" and KIND != "min":
-                    few *= row_scale(ELEMENT)
-            s0 = sums + anywhere(few, R)
+            s0 = sums
+            if EDGES > 0:
+                edge = term(KIND, ELEMENT, edge_a, edge_b, edge_c)
+                few = tl.sum(tl.broadcast_to(edge, (R, EDGES)).to(tl.float64), 1)
+                if ELEMENT != "f32" and ELEMENT != "f64":
+                    if KIND != "max" and KIND != "min":
+                        few *= row_scale(ELEMENT)
+                s0 += anywhere(few, R)
         if PHASE == "second":
             await_opening(counter)
         elif PHASE == "cluster":
@@ -405,8 +412,9 @@ def ragged_tile(
                     c = widened_again(raws[i][2], Y, wide[i][2])
                     value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
                     write(target, value, mask, R, Q, SPENT)
-            value = apply(KIND, TIES, ELEMENT, k0, k1, k2, edge_a, edge_b, edge_c, 0)
-            write(at_edges(out_at, OUT, place), value, there, R, 2 * V, SPENT)
+            if EDGES > 0:
+                value = apply(KIND, TIES, ELEMENT, k0, k1, k2, edge_a, edge_b, edge_c, 0)
+                write(at_edges(out_at, OUT, place), value, there, R, EDGES, SPENT)
 
 
 @triton.jit
@@ -415,9 +423,9 @@ def product_tile(
     p, q, parts, tile, part, total, room,
     ELEMENT: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr,
     R: tl.constexpr, C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr,
+    EDGES: tl.constexpr,
 ):  # fmt: skip
     """The same for a product: a pair multiplies in the registers of one thread."""
-    V: tl.constexpr = run_length(out_at.dtype)
     H: tl.constexpr = C // 2
     WIDE: tl.constexpr = ELEMENT == "f64"
     STATE: tl.constexpr = PHASE != "apply" and PHASE != "second"
@@ -434,14 +442,14 @@ def product_tile(
     a, b = widened(raw_a, X, WIDE), widened(raw_b, X, WIDE)
     if STATE:
         s0, s1, usual = product_of_pairs(ELEMENT, a, b, R, H, W, True)
-        edge_a, edge_b = tl.split(tl.reshape(edge, (R, V, 2)))
-        t0, t1, usual_too = product_of_pairs(ELEMENT, edge_a, edge_b, R, V, 1, True)
+        edge_a, edge_b = tl.split(tl.reshape(edge, (R, EDGES // 2, 2)))
+        t0, t1, usual_too = product_of_pairs(ELEMENT, edge_a, edge_b, R, EDGES // 2, 1, True)
         usual &= usual_too
         none = tl.zeros((R,), tl.float64)
         s0, s1, s2 = merge(s0, s1, none, anywhere(t0, R), anywhere(t1, R), none)
         if not usual:
             s0, s1, s2 = careful_state(
-                x_at, edge, head, body, begin, there, row_mask, ELEMENT, X, R, C, CAREFUL
+                x_at, edge, head, body, begin, there, row_mask, ELEMENT, X, R, C, CAREFUL, EDGES
             )  # fmt: skip
     if PHASE == "second":
         await_opening(counter)
@@ -463,16 +471,16 @@ def product_tile(
             a, b = product_quotients(ELEMENT, k0, k1, a, b)
             write(in_run(out_at, OUT, head, begin, first), a, mask_a, R, H, SPENT)
             write(in_run(out_at, OUT, head, begin + H, first), b, mask_b, R, H, SPENT)
-            edge_a, edge_b = tl.split(tl.reshape(edge, (R, V, 2)))
+            edge_a, edge_b = tl.split(tl.reshape(edge, (R, EDGES // 2, 2)))
             edge_a, edge_b = product_quotients(ELEMENT, k0, k1, edge_a, edge_b)
-            edge = tl.reshape(tl.join(edge_a, edge_b), (R, 2 * V))
-            write(at_edges(out_at, OUT, place), edge, there, R, 2 * V, SPENT)
+            edge = tl.reshape(tl.join(edge_a, edge_b), (R, EDGES))
+            write(at_edges(out_at, OUT, place), edge, there, R, EDGES, SPENT)
         else:
             if not STATE:
                 s0, s1, s2 = known_product(states, here, total // parts)
             careful_map(
                 x_at, out_at, edge, head, body, begin, place, there, row_mask, s0, s1, s2, dy,
-                ELEMENT, X, OUT, R, C, CAREFUL,
+                ELEMENT, X, OUT, R, C, CAREFUL, EDGES,
             )  # fmt: skip
 
 
@@ -480,11 +488,12 @@ def product_tile(
 def careful_state(
     x_at, edge, head, body, begin, there, row_mask,
     ELEMENT: tl.constexpr, X: tl.constexpr, R: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+    EDGES: tl.constexpr,
 ):  # fmt: skip
     """The state of a tile with zeros, infinities, NaNs or extreme exponents, in small steps: x is
     read again, so that the usual way keeps its registers."""
     s0, s1, s2 = first_state(R)
-    t0, t1, t2 = product_state(ELEMENT, edge, there, R, 2 * run_length(x_at.dtype))
+    t0, t1, t2 = product_state(ELEMENT, edge, there, R, EDGES)
     s0, s1, s2 = merge(s0, s1, s2, t0, t1, t2)
     for step in range(0, C // H):
         columns = begin + step * H + tl.arange(0, H)[None, :]
@@ -499,11 +508,11 @@ def careful_state(
 def careful_map(
     x_at, out_at, edge, head, body, begin, place, there, row_mask, s0, s1, s2, dy,
     ELEMENT: tl.constexpr, X: tl.constexpr, OUT: tl.constexpr,
-    R: tl.constexpr, C: tl.constexpr, H: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, H: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of such a tile."""
     edge = product_of_others(ELEMENT, s0, s1, s2, dy, edge)
-    write(at_edges(out_at, OUT, place), edge, there, R, 2 * run_length(x_at.dtype))
+    write(at_edges(out_at, OUT, place), edge, there, R, EDGES)
     for step in range(0, C // H):
         columns = begin + step * H + tl.arange(0, H)[None, :]
         mask = row_mask & (columns < body)

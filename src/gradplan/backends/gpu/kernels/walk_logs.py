@@ -22,6 +22,7 @@ from .walk_memory import (
     begin_of,
     copy_layout,
     flat,
+    is_whole,
     line_layout,
     lines_layout,
     lines_of,
@@ -75,13 +76,14 @@ def walk_logs(
     NW: tl.constexpr,
     FULL: tl.constexpr,
     ANYWHERE: tl.constexpr,
+    V: tl.constexpr,
 ):
     """The same as `walks.walk_rows`."""
     UP: tl.constexpr = not FLIP
     C: tl.constexpr = G * E
     SHAPE: tl.constexpr = [C, R] if SIDE else [G, E]
     LINE: tl.constexpr = line_layout(SIDE, R, E, NW)
-    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
+    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW, V)
     SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
     LINES: tl.constexpr = lines_layout(SIDE, R, NW)
     kept = gl.allocate_shared_memory(dy.dtype.element_ty, [STAGES] + SHAPE, SHARED)
@@ -147,27 +149,19 @@ def walk_logs(
             inward = carry * (wide_exp(ref, past) * _UPWARDS)
         inward = gl.where(arrives(place, n, head, body, UP, ANYWHERE), inward, 0.0)
         async_copy.wait_group(STAGES - 1)
-        if ANYWHERE:
-            if begin + C <= body:
-                carry, good = walk_part(
-                    dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
-                    row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
-                    carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT,
-                    UP, SIDE, R, G, E, NW, True, ANYWHERE,
-                )  # fmt: skip
-            else:
-                carry, good = walk_part(
-                    dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
-                    row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
-                    carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT,
-                    UP, SIDE, R, G, E, NW, False, ANYWHERE,
-                )  # fmt: skip
+        if FULL or is_whole(tile, begin, body, row_dims, SIDE, R, C):
+            carry, good = walk_part(
+                dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
+                row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
+                carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT, UP,
+                SIDE, R, G, E, NW, True, ANYWHERE,
+            )  # fmt: skip
         else:
             carry, good = walk_part(
                 dy, x, y, out, kept, kept_x, kept_y, i % STAGES, row_dims, row_dy, row_x, row_y,
                 row_out, axis_dy, axis_x, axis_y, axis_out, n, head, body, tile, begin, place,
                 carry, inward, past, prior, ref, ref_e, usual, fine, number, beyond, ELEMENT, UP,
-                SIDE, R, G, E, NW, FULL, ANYWHERE,
+                SIDE, R, G, E, NW, False, ANYWHERE,
             )  # fmt: skip
         if ANYWHERE:
             if place == parts - 1:

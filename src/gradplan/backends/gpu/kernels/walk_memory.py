@@ -30,9 +30,10 @@ def lines_layout(side, r, warps):
 
 
 @triton.constexpr_function
-def copy_layout(side, r, e, element, warps):
-    """A part as it is copied: 16 bytes a thread, neighbouring threads side by side."""
-    v = {"f32": 4, "f64": 2}.get(element, 8)
+def copy_layout(side, r, e, element, warps, v=0):
+    """A part as it is copied: 16 bytes a thread, or so many elements, neighbouring threads side by
+    side."""
+    v = v or {"f32": 4, "f64": 2}.get(element, 8)
     run = (r if side else e) // v
     across = min(32, run)
     return gl.BlockedLayout([1, v], [32 // across, across], [warps, 1], [1, 0])
@@ -70,6 +71,16 @@ def run_of(pointer, tile, n, row_dims, row_steps, ANYWHERE: tl.constexpr):
         return runs_of(start, n)
     else:
         return 0, n
+
+
+@gluon.jit
+def is_whole(tile, begin, n, row_dims, SIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """Whether a part of a run of n places has all of its C."""
+    if SIDE:
+        _, row = tile_row(tile, row_dims, R)
+        return (begin + C <= n) & (row + R <= row_dims[0])
+    else:
+        return begin + C <= n
 
 
 @gluon.jit
@@ -172,30 +183,53 @@ def ask_part(
 ):  # fmt: skip
     """The same of the part of a tile that begins there, if it exists."""
     if exists:
-        if MODE == "mark":
-            base, at, there = offsets(
-                tile, begin, head, body, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
-            )
-            copy(begun(x, base, ANYWHERE) + at, there, kept.index(stage), FULL)
+        # Of rows one by one masks are few.
+        if FULL or (SIDE and is_whole(tile, begin, body, row_dims, SIDE, R, G * E)):
+            ask_arrays(
+                dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+                axis_dy, axis_x, axis_y, n, head, body, tile, begin, stage, MODE, UP, SIDE, R, G, E,
+                True, COPY, WORD, ANYWHERE,
+            )  # fmt: skip
         else:
-            base, at, there = offsets(
-                tile, begin, head, body, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
-            )
-            copy(begun(dy, base, ANYWHERE) + at, there, kept.index(stage), FULL)
-        if MODE == "affine" or MODE == "x":
-            base, at, there = offsets(
-                tile, begin, head, body, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
-            )
-            copy(begun(x, base, ANYWHERE) + at, there, kept_x.index(stage), FULL)
-        if MODE == "affine" or MODE == "y":
-            base, at, there = offsets(
-                tile, begin, head, body, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
-            )
-            copy(begun(y, base, ANYWHERE) + at, there, kept_y.index(stage), FULL)
-        if MODE == "gate":
-            at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD, ANYWHERE)
-            copy(words + at, there, kept_words.index(stage), FULL)
+            ask_arrays(
+                dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y,
+                axis_dy, axis_x, axis_y, n, head, body, tile, begin, stage, MODE, UP, SIDE, R, G, E,
+                False, COPY, WORD, ANYWHERE,
+            )  # fmt: skip
     async_copy.commit_group()
+
+
+@gluon.jit
+def ask_arrays(
+    dy, x, y, words, kept, kept_x, kept_y, kept_words, row_dims, row_dy, row_x, row_y, axis_dy,
+    axis_x, axis_y, n, head, body, tile, begin, stage, MODE: tl.constexpr, UP: tl.constexpr,
+    SIDE: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr, FULL: tl.constexpr,
+    COPY: tl.constexpr, WORD: tl.constexpr, ANYWHERE: tl.constexpr,
+):  # fmt: skip
+    """The same, all of its elements if it is FULL."""
+    if MODE == "mark":
+        base, at, there = offsets(
+            tile, begin, head, body, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
+        )
+        copy(begun(x, base, ANYWHERE) + at, there, kept.index(stage), FULL)
+    else:
+        base, at, there = offsets(
+            tile, begin, head, body, row_dims, row_dy, axis_dy, UP, SIDE, R, G, E, COPY
+        )
+        copy(begun(dy, base, ANYWHERE) + at, there, kept.index(stage), FULL)
+    if MODE == "affine" or MODE == "x":
+        base, at, there = offsets(
+            tile, begin, head, body, row_dims, row_x, axis_x, UP, SIDE, R, G, E, COPY
+        )
+        copy(begun(x, base, ANYWHERE) + at, there, kept_x.index(stage), FULL)
+    if MODE == "affine" or MODE == "y":
+        base, at, there = offsets(
+            tile, begin, head, body, row_dims, row_y, axis_y, UP, SIDE, R, G, E, COPY
+        )
+        copy(begun(y, base, ANYWHERE) + at, there, kept_y.index(stage), FULL)
+    if MODE == "gate":
+        at, there = word_offsets(tile, begin, n, row_dims, UP, SIDE, R, G, E, WORD, ANYWHERE)
+        copy(words + at, there, kept_words.index(stage), FULL)
 
 
 @gluon.jit

@@ -26,6 +26,7 @@ from .walk_memory import (
     columns_of,
     copy_layout,
     flat,
+    is_whole,
     line_layout,
     lined,
     lines_layout,
@@ -79,12 +80,13 @@ def walk_rows(
     NW: tl.constexpr,
     FULL: tl.constexpr,
     ANYWHERE: tl.constexpr,
+    V: tl.constexpr,
 ):
     """`tiles` of R rows, in `parts` of G lines of E places; a program has room for STAGES of them.
 
     MARK: x alone is read, and leaves a bit a place in `words`, for the launch that reads dy and
     them. ANYWHERE: rows one by one that begin at any address, in all arrays alike; parts are those
-    of their runs, and places are counted from where those begin.
+    of their runs, and places are counted from where those begin. Elements are copied V at a time.
     """
     MODE: tl.constexpr = "mark" if MARK else mode_of(KIND)
     # The far end is where a walk begins; marks are walked the other way.
@@ -95,7 +97,7 @@ def walk_rows(
     BITS: tl.constexpr = [C // 32, R] if SIDE else [G, E // 32]
     LINE: tl.constexpr = line_layout(SIDE, R, E, NW)
     WORD: tl.constexpr = line_layout(SIDE, R, E // 32 if E > 32 else 1, NW)
-    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW)
+    COPY: tl.constexpr = copy_layout(SIDE, R, E, ELEMENT, NW, V)
     SHARED: tl.constexpr = shared_layout(SIDE, E, ELEMENT)
     PLAIN: tl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     if MARK:
@@ -144,25 +146,18 @@ def walk_rows(
         async_copy.wait_group(STAGES - 1)
         tile, place = unit_of(i, first, programs, parts)
         begin = begin_of(place, parts, n, UP, C)
-        if ANYWHERE:
-            # What is not masked takes fewer instructions.
-            if begin + C <= body:
-                carry = walk_part(
-                    y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
-                    row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
-                    MODE, UP, TYPE, SIDE, R, G, E, NW, True, LINE, WORD, COPY, ANYWHERE,
-                )  # fmt: skip
-            else:
-                carry = walk_part(
-                    y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
-                    row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
-                    MODE, UP, TYPE, SIDE, R, G, E, NW, False, LINE, WORD, COPY, ANYWHERE,
-                )  # fmt: skip
+        # What is not masked takes fewer instructions.
+        if FULL or is_whole(tile, begin, body, row_dims, SIDE, R, C):
+            carry = walk_part(
+                y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
+                row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
+                MODE, UP, TYPE, SIDE, R, G, E, NW, True, LINE, WORD, COPY, ANYWHERE,
+            )  # fmt: skip
         else:
             carry = walk_part(
                 y, out, words, kept, kept_x, kept_y, kept_words, i % STAGES, row_dims, row_y,
                 row_out, axis_y, axis_out, n, head, body, tile, begin, place, carry, KIND, TIES,
-                MODE, UP, TYPE, SIDE, R, G, E, NW, FULL, LINE, WORD, COPY, ANYWHERE,
+                MODE, UP, TYPE, SIDE, R, G, E, NW, False, LINE, WORD, COPY, ANYWHERE,
             )  # fmt: skip
         if ANYWHERE:
             if place == parts - 1:

@@ -1,0 +1,183 @@
+"""The launches of the engine *row state then map* for a long axis beside few rows (`kernels.tall`),
+and when they are for a problem."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from ...kinds import OpCategory, ReduceKind, SoftmaxKind
+from .launch import WORKSPACE, Int, Pointer, Step, all_registers
+from .program import Program, integer, up
+from .table import Table
+
+__all__ = ["program", "workspace_bytes"]
+
+_FILLED = 0.85
+"""A line that fills so much of its lanes is long enough."""
+_SHORTEST = 1024
+"""Lanes of a line at least."""
+_LINES = 16
+"""Lines of a chunk at least, so that what its program leaves is little beside what it reads."""
+_TOGETHER = 64
+"""Bytes of an operand that a thread reads at a time."""
+_FOLDED = 1024
+"""Lanes that are added up at a time, where rows repeat along a line."""
+_ROWS, _CHUNKS = 8, 256
+"""Rows, and chunks, whose states are joined at a time."""
+_MARKED = 2048
+"""Lanes of a line at most, of which bits are left."""
+_THREE = 3
+"""Numbers of a row."""
+_BITS = 8
+"""Lines whose elements leave a bit each in a word."""
+_ENOUGH = 4096
+"""Lines at least: below, three launches take longer than what they save."""
+_BY_ROW = ("r", "u", "n")
+_COUNTS = (ReduceKind.MAX, ReduceKind.MIN)
+
+
+def program(rows: Any, p: float, q: float) -> Program | None:
+    """None where this is not for a problem that lies so, `rows._Rows`."""
+    table: Table = rows.table
+    geometry, modes, item = rows.geometry, rows.modes, rows.item
+    reduction = rows.desc.category is OpCategory.REDUCTION
+    met = (1,) if reduction else (0, 2)
+    fit = table.tall_programs[0] > 0 and rows.columns and not (rows.product or rows.ordered)
+    fit = fit and rows.many == 1 and all(modes[k] == "c" for k in (*met, 3))
+    if not fit or not all(modes[k] in _BY_ROW for k in range(3) if k not in met):
+        return None
+    wide, blocks = rows.beside.extent, rows.beside_tiles
+    lying = [k for k, mode in enumerate(modes) if mode == "c"]
+    if any(geometry.axis.dims[0].strides[k] != wide for k in lying):  # in one run
+        return None
+    run = 16 // item
+    if any(dim.strides[k] % run for k in lying for dim in geometry.rows.dims[1:]):
+        return None
+    marked = rows.desc.op in _COUNTS
+    longest = table.tall_bytes // item
+    lanes, width = _line(wide, run, min(longest, _MARKED) if marked else longest)
+    count = rows.n * wide // width if width else 0
+    most = table.tall_programs[item > 2]
+    if count < _LINES or count * blocks < min(_ENOUGH, _LINES * most) or blocks > most:
+        return None
+    # Exponentials take registers: a thread has fewer lanes.
+    most_warps = 32 if rows.desc.op == SoftmaxKind.LOG_SOFTMAX else 16
+    warps = min(most_warps, max(1, lanes // (32 * run)))
+    together = max(1, _TOGETHER // item * 32 * warps // lanes // len(met))
+    if marked:
+        together = min(_BITS, 32 * _BITS * run * warps // lanes)
+    each = max(_LINES, -(-count * blocks // most))
+    each = -(-each // together) * together
+    chunks = -(-count // each)
+    states = 8 * blocks * chunks * width
+    joined = states + 8 * blocks * chunks * wide
+    bits = joined + 8 * _THREE * blocks * wide
+    given = dict(geometry.arguments())
+    pointers = dict(rows.pointers)
+    sizes = (
+        ("n", integer(rows.n)),
+        ("width", Int(width, "i32")),
+        ("chunks", Int(chunks, "i32")),
+        ("each", Int(each, "i32")),
+    )
+    constants = dict(rows.constants)
+    total = ("total", Int(blocks * wide))
+    lines = (("L", lanes), ("G", together))
+    aligned = ("width", *(f"row_{geometry.names[k]}:1" for k in lying))
+    folded = up(min(wide, _FOLDED))
+
+    def step(kernel: str, grid: int, more: Any, sized: Any, names: Any, own: Any) -> Step:
+        kinds = ("KIND", "ELEMENT") if kernel == "tall.tall_states" else ("KIND", "TIES", "ELEMENT")
+        arrays = [name for name in ("dy", "x", "y", "out") if name in names]
+        return Step(
+            kernel=kernel,
+            grid=grid,
+            arguments=(
+                *((name, pointers[name]) for name in arrays),
+                *more,
+                ("row_dims", given["row_dims"]),
+                *((f"row_{name}", given[f"row_{name}"]) for name in arrays),
+                *sized,
+            ),
+            constants=(
+                *((name, constants[name]) for name in kinds),
+                *((name.upper(), constants[name.upper()]) for name in arrays if name != "out"),
+                *own,
+            ),
+            warps=warps if kernel != "tall.tall_numbers" else 4,
+            registers=all_registers(warps) if warps > 8 or marked else 0,
+            alignment=run,
+            aligned=aligned,
+        )
+
+    numbers = ("joined", Pointer(WORKSPACE, "fp64", joined))
+    told = ("states", Pointer(WORKSPACE, "fp64", states))
+    words = ("bits", Pointer(WORKSPACE, "u8", bits) if marked else None)
+    steps = (
+        step(
+            "tall.tall_states",
+            blocks * chunks,
+            (("room", Pointer(WORKSPACE, "fp64")), told, words),
+            sizes,
+            ("dy", "x", "y"),
+            (*lines, ("F", max(1, _FOLDED // folded)), ("H", folded)),
+        ),
+        step(
+            "tall.tall_numbers",
+            blocks * -(-wide // _ROWS),
+            (told, numbers),
+            (("p", p), ("q", q), sizes[2], total),
+            ("dy", "y"),
+            (("R", _ROWS), ("K", _CHUNKS)),
+        ),
+        step(
+            "tall.tall_map",
+            blocks * chunks,
+            (numbers, words),
+            (*sizes, total),
+            ("dy", "x", "y", "out"),
+            lines,
+        ),
+    )
+    sources = ("dy", "x", "y")
+    return Program(
+        steps=steps,
+        runner=None,
+        workspace_bytes=bits + (blocks * -(-count // together) * width if marked else 0),
+        reads={} if marked else {sources[k]: 2 for k in met},
+        layout="columns",
+        variant="tall",
+        why=f"{width // wide} places of all rows are a line of {width}, and {each} lines a chunk, "
+        "whose states are joined in order: "
+        + ("one read, and a bit an element" if marked else "two reads"),
+    )
+
+
+def _line(wide: int, run: int, most: int) -> tuple[int, int]:
+    """Lanes, a power of two, and how many of them a line has: a multiple of all rows, and of 16
+    bytes; none if there is no such line."""
+    least = wide * (run // gcd(run, wide))
+    found = (0, 0)
+    lanes = min(_SHORTEST, most)
+    while lanes <= most:
+        width = lanes // least * least
+        if width * found[0] > found[1] * lanes or (width and not found[0]):
+            found = (lanes, width)
+        if width >= _FILLED * lanes:
+            break
+        lanes *= 2
+    return found
+
+
+def workspace_bytes(desc: Any, n: int, rows: int, table: Table) -> int:
+    """The most workspace that any layout needs here."""
+    item: int = desc.element.size_bytes
+    most = table.tall_bytes // item
+    programs = 2 * table.tall_programs[item > 2]
+    if not programs or n * rows < _LINES * min(_SHORTEST, most) // 2:
+        return 0
+    # A chunk has so many lines that what is left of it is less than so much of it.
+    lines = min(programs * most, 2 * rows * n // _LINES + most)
+    words = rows * n // 2 + programs * most if desc.op in _COUNTS else 0
+    return 8 * (lines + programs * min(rows, most) + _THREE * rows) + words
