@@ -77,7 +77,9 @@ class Geometry:
         wide = self.rows.dims[0].extent
         if not all(modes[k] in ("c", "n") for k in range(3, len(modes))) or not beside:
             return (), 0
-        if any(step < wide for some in steps.values() for step in some):
+        # 16 bytes with some of a row reach into its neighbours at most, never beyond an array that
+        # they are in the middle of.
+        if wide * self.item < 16 or any(step < wide for some in steps.values() for step in some):
             return (), 0
         rests = {tuple(step * self.item % 16 for step in some) for some in steps.values()}
         if len(rests) > 1:

@@ -95,7 +95,11 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
             askew = before(run, askew, names)
     if rows.columns and askew.alike and not rows.even:
         made = askew
-    elif askew.alike and (rows.alignment * rows.item < 16 or rows.better_ragged(made)):
+    elif (
+        not rows.columns
+        and askew.alike
+        and (rows.alignment * rows.item < 16 or rows.better_ragged(made))
+    ):
         made = before(_chosen(rows.ragged(edged=False)), askew) if rows.even_runs else askew
     elif askew.steps != made.steps:
         made = before(made, askew)

@@ -70,9 +70,9 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     each = max(_LINES, -(-count * blocks // most))
     each = -(-each // together) * together
     chunks = -(-count // each)
-    states = 8 * blocks * chunks * width
-    joined = states + 8 * blocks * chunks * wide
-    bits = joined + 8 * _THREE * blocks * wide
+    states = _aligned(8 * blocks * chunks * width)
+    joined = states + _aligned(8 * blocks * chunks * wide)
+    bits = joined + _aligned(8 * _THREE * blocks * wide)
     given = dict(geometry.arguments())
     pointers = dict(rows.pointers)
     sizes = (
@@ -154,6 +154,11 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     )
 
 
+def _aligned(size: int) -> int:
+    """So that 16 divides the address of what comes behind: otherwise nothing is claimed of any."""
+    return -(-size // 16) * 16
+
+
 def _line(wide: int, run: int, most: int) -> tuple[int, int]:
     """Lanes, a power of two, and how many of them a line has: a multiple of all rows, and of 16
     bytes; none if there is no such line."""
@@ -180,4 +185,4 @@ def workspace_bytes(desc: Any, n: int, rows: int, table: Table) -> int:
     # A chunk has so many lines that what is left of it is less than so much of it.
     lines = min(programs * most, 2 * rows * n // _LINES + most)
     words = rows * n // 2 + programs * most if desc.op in _COUNTS else 0
-    return 8 * (lines + programs * min(rows, most) + _THREE * rows) + words
+    return 8 * (lines + programs * min(rows, most) + _THREE * rows) + words + 3 * 16
