@@ -175,7 +175,7 @@ def covering(spec, element):
     for case in candidates(spec, element):
         problem = cases.Problem(case)
         program = program_of(problem)
-        if sum(step.grid for step in program.steps) > 40:  # seconds in the interpreter
+        if sum(step.grid for step in program.steps) > 100:  # seconds in the interpreter
             continue
         empty = program.variant in ("zeros", "none")  # which show nothing else
         brings = {("variant", program.variant, "any" if empty else program.layout)}

@@ -36,6 +36,8 @@ JOBS = {
     "lagged": ("softmax", (150, 300_000), (2, 300), "f64", (), {}),
     "lagged_product": ("prod", (4, 100_000), (2, 140), "f64", ("y",), {}),
     "lagged_far": ("softmax", (3, 3_000_000), (1, 1100), "f16", (), {}),
+    "tall": ("max", (1, 65_536, 100), (1, 140, 3), "bf16", (), {}),
+    "tall_sums": ("softmax", (2, 65_536, 100), (1, 140, 3), "f32", (), {}),
     "scan_chained": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
     "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
     "chained_product": ("cumprod", (100, 40_000), (4, 140), "bf16", (), {}),
@@ -67,6 +69,8 @@ WITH_WORKSPACE = (
     "lagged",
     "lagged_product",
     "lagged_far",
+    "tall",
+    "tall_sums",
     "scan_chained",
     "log_chained",
     "chained_product",
@@ -167,7 +171,9 @@ def named_for(name):
     """How the variant begins that a job is named for."""
     if name in ("embedding", "scan_halves"):
         return "sorted" if name == "embedding" else "tiled"
-    return re.sub("^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan)?(_anywhere)?$", "", name)
+    return re.sub(
+        "^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan|_sums)?(_anywhere)?$", "", name
+    )
 
 
 def busy(seconds=0.2):

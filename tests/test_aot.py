@@ -208,6 +208,7 @@ def test_what_is_wrong_is_told():
     assert aot.Built(variant, 90, stack=8).fault == "8 bytes of stack"
     assert aot.Built(variant, 80, shared=200 << 10).fault == "204800 bytes of shared memory"
     assert aot.Built(variant, 90, idle=("a", "b")).fault == "barriers that nobody uses: a, b"
+    assert "waits for nobody" in aot.Built(variant, 90, hasty=True).fault
     double = next(one for one in aot.variants(90) if one.element is ElementKind.F64)
     assert aot.Built(double, 90, stack=8).fault == ""
 
@@ -377,6 +378,51 @@ for kind, element in (("cumsum", "bf16"), ("cumprod", "f32"), ("cummax", "f16"),
         assert len(copies) > 4 * len(small), (kind, step.kernel, copies[:3])
         assert not small or kind == "cummax", (kind, small)  # words of marks
         assert "st.global.v4" in words or dict(step.constants).get("MARK"), (kind, step.kernel)
+"""
+    run_compiler(code, 240)
+
+
+def test_launches_that_begin_early_wait_for_those_before():
+    """Of an architecture that can do so; and lines are on their way by 16 bytes while others are
+    summed."""
+    code = """
+import re
+from gradplan import cases
+from gradplan.backends.gpu import launch, programs, table
+from gradplan.geometry import c_strides, told_strides
+from gradplan.registry import KINDS
+
+def steps_of(kind, element, shape, axes, arch, **fields):
+    spec = next(spec for spec in KINDS.values() if spec.kind.value == kind)
+    desc = cases.describe(spec, element, shape, axes, **fields)
+    strides = {op.name: told_strides(op.shape, c_strides(op.shape)) for op in desc.operands}
+    index = (shape[0],) if kind == "embedding" else None
+    program = programs.choose(desc, strides, table.table_of(f"sm_{arch}"), index)
+    assert program.variant in ("sorted", "tall"), (kind, program.variant)
+    return program.steps
+
+for kind, element, shape, axes, fields in (
+    ("embedding", "bf16", (70000, 96, 300), (), {"accumulate": False}),
+    ("embedding", "f32", (70000, 96, 300), (), {"scale_grad_by_freq": True}),
+    ("max", "bf16", (300000, 100), (0,), {}),
+    ("max", "f32", (300000, 100), (0,), {}),
+    ("softmax", "bf16", (300000, 100), (0,), {}),
+    ("std", "f32", (300000, 100), (0,), {}),
+):
+    for arch in (80, 90):
+        steps = steps_of(kind, element, shape, axes, arch, **fields)
+        assert [step.early for step in steps] == [arch == 90 and k > 0 for k in range(len(steps))]
+        for k, step in enumerate(steps):
+            words = launch.compiled(step, 16, arch).asm["ptx"]
+            told = (kind, element, arch, step.kernel)
+            assert ("griddepcontrol.wait" in words) == (arch == 90 and (
+                k > 0 or kind == "embedding")), told
+            # What comes behind a problem's last launch is not ours to hurry.
+            last = k == len(steps) - 1
+            assert ("launch_dependents" in words) == (arch == 90 and not last), told
+            if step.kernel in ("tall.tall_states", "tall.tall_marks"):
+                copies = re.findall(r"cp\\.async\\.c[ag]\\.shared\\.global[^;]*;", words)
+                assert copies and all("0x10" in one for one in copies), (told, copies[:2])
 """
     run_compiler(code, 240)
 

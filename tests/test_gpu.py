@@ -83,8 +83,9 @@ def test_the_same_bits_every_time(name, place):
         bound,
     ]
     found = []
+    contents = job.staged(3)
     for way in ways[:3] if place == "cpu" else ways * 5:
-        job.fill(3)
+        job.load(contents)
         way()
         found.append(job.bits())
     job.check()

@@ -76,16 +76,19 @@ def serve(problems: list[str]) -> None:
     import torch
 
     from gradplan.bench.problems import build
-    from gradplan.bench.workloads import CUDA
+    from gradplan.bench.workloads import CUDA, custom
     from gradplan.kinds import ElementKind
     from gradplan.registry import KINDS
+    from gradplan.terminal import parse_shape
 
     works = {one.name: one for one in CUDA}
     specs = {spec.kind.value: spec for spec in KINDS.values()}
     flush = torch.empty(1 << 26, dtype=torch.int32, device="cuda")
     for name in problems:
         case, kind, element = name.split(":")
-        problem = build(specs[kind], ElementKind(element), works[case], "cuda")
+        shape, _, axis = case.partition("@")
+        work = works[case] if case in works else custom(parse_shape(shape), int(axis), "contiguous")
+        problem = build(specs[kind], ElementKind(element), work, "cuda")
         launch = problem.plan().bind(problem.args())
         launch()
         flush.zero_()
@@ -150,7 +153,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("problems", nargs="*", help="case:kind:element")
+    parser.add_argument("problems", nargs="*", help="case:kind:element, or 4096x100@0:max:f32")
     parser.add_argument("--json", help="where counters are written")
     parser.add_argument("--table", metavar="JSON", help="print the table of earlier ones")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

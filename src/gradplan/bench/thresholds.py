@@ -148,6 +148,12 @@ def _few_beside(kind: str, half: bool) -> Shapes:
     return [((256, 4096, 66), 1), ((64, 2048, 510), 1), (more, 1)]
 
 
+def _many_parts(kind: str, half: bool) -> Shapes:
+    """Rows side by side, cut into some parts, and into more."""
+    more = (1 << 16, 1024) if kind in ("max", "min") else (1 << 15, 2048)
+    return [((1 << 14, 2048), 0), (more, 0)]
+
+
 def _rounded(kind: str, half: bool) -> bool:
     """... products of f32 may be whose factors are rounded one by one."""
     return kind == "cumprod" and not half
@@ -253,6 +259,7 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "ragged_rows": ("std", _RAGGED),
     "ragged_even": ("std", [((1 << 15, 768), 1)]),
     "tall_rows": ("std", _few_beside),
+    "tall_parts": ("max", _many_parts),
     "ragged_eighths": ("log_softmax", [((16384, 5000), 1)]),
 }
 
@@ -377,7 +384,7 @@ FIELDS: dict[str, Ask | str] = {
     "assembler takes without spilling",
     "held_rows": _by_kind("std", [((64, 1 << 20), 1)], 512, 4096),
     "held_columns": _by_kind("std", [((8192, 8192), 0)], 512, 4096),
-    "held_width": _on(_COLUMNS),
+    "held_width": _on(_COLUMNS, values=lambda now: [now // 2, now]),
     "held_bytes": "all that a processor has, but for what its joins take",
     "held_registers": "as many as the assembler takes without spilling",
     "held_classes": "as many as the assembler takes without spilling",
@@ -402,6 +409,7 @@ FIELDS: dict[str, Ask | str] = {
     ),
     "tall_bytes": "the longest lines that the assembler takes without spilling",
     "tall_rows": _by_place((1, 4096)),
+    "tall_parts": _by_place((1, 4096)),
     "held_first": _by_place((0, 1)),
     "walked_column_parts": _on(
         _probes("cumprod", (64, 2048, 512), 1, "bf16"),
@@ -480,6 +488,7 @@ FIELDS: dict[str, Ask | str] = {
     "clear_columns": _on(_LARGE, _SMALL),
     "join": _on(_WIDE_ELEMENTS),
     "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
+    "early": "what the architecture can",
     "marks": "what a limit of the workspace takes away",
     "paired": "what the architecture has",
     "at_once": _by_place((0, 8, 16)),

@@ -144,6 +144,8 @@ class Built:
     shared: int = 0
     idle: tuple[str, ...] = ()
     """Barriers that nobody uses."""
+    hasty: bool = False
+    """Whether it begins early, and waits for nobody."""
 
     @property
     def fault(self) -> str:
@@ -156,7 +158,7 @@ class Built:
             return f"{self.shared} bytes of shared memory"
         if self.idle:
             return f"barriers that nobody uses: {', '.join(self.idle)}"
-        return ""
+        return "it begins early, and waits for nobody" if self.hasty else ""
 
 
 def _options(spec: KindSpec, element: ElementKind) -> list[cases.Options]:
@@ -334,7 +336,9 @@ def build(variant: Variant, arch: int) -> Built:
         return Built(variant, arch, error=f"cuobjdump says {told!r}")
     registers, stack = map(int, found.groups())
     idle = idle_barriers(kernel.asm.get("ttgir", ""))  # one from an archive has none
-    return Built(variant, arch, "", registers, stack, int(kernel.metadata.shared), idle)
+    waits = "griddepcontrol.wait" in kernel.asm.get("ptx", "griddepcontrol.wait")
+    hasty = variant.step.early and not waits
+    return Built(variant, arch, "", registers, stack, int(kernel.metadata.shared), idle, hasty)
 
 
 _INDEXED = re.compile(r"(%\w+) = ttg\.memdesc_index (%\w+)\[")

@@ -72,6 +72,9 @@ class Step:
     """The most registers a thread may have; 0 leaves it to the compiler."""
     together: bool = False
     """All programs run at the same time: the driver refuses the launch where they cannot."""
+    early: bool = False
+    """It may begin before the launch before it has ended, and waits itself where it must
+    (`waiting.await_launch_before`)."""
     grain: int = 0
     """So many bytes are compiled in to divide the addresses, whatever they are (1: nothing is); 0:
     16 where they do."""
@@ -380,11 +383,18 @@ class _Call:
         # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
         extra = array("Q", (1, address, 2, size.buffer_info()[0], 0))
         each = array("Q", (address + offset for offset in packed.offsets))
-        # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_COOPERATIVE, or
-        # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and its three extents.
-        told = (2, 0, 1, 0, 0) if step.together else (4, 0, step.cluster, 1, 1)
-        attribute = array("I", (*told, *(0,) * 13))
-        number = 1 if step.cluster > 1 or step.together else 0
+        # CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and its three extents, and
+        # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+        told = []
+        if step.together:
+            told.append((2, 0, 1, 0, 0))
+        if step.cluster > 1:
+            told.append((4, 0, step.cluster, 1, 1))
+        if step.early:
+            told.append((6, 0, 1, 0, 0))
+        attribute = array("I", [word for one in told for word in (*one, *(0,) * 13)])
+        number = len(told)
         self._grid = step.grid
         self._attributes = attribute.buffer_info()[0], number
         self._keep = (size, extra, attribute, each)

@@ -103,11 +103,21 @@ def program(desc: Any, strides: Strides, table: Table) -> Program:
         made = before(_chosen(rows.ragged(edged=False)), askew) if rows.even_runs else askew
     elif askew.steps != made.steps:
         made = before(made, askew)
-    few = table.number_of(table.tall_rows, "tall_rows", desc.op, desc.element)
-    if _reads(made) == 2 or (made.alike and rows.columns and rows.beside.extent <= few):
+    if _reads(made) == 2 or (rows.columns and _better_tall(rows, made)):
         lines = tall.program(rows, p, q)
         made = made if lines is None else before(lines, made)
     return replace(made, reads={**made.reads, **unread})
+
+
+def _better_tall(rows: _Rows, held: Program) -> bool:
+    """Whether rows side by side are rather read twice, in lines, than held so."""
+    table, op, element = rows.table, rows.desc.op, rows.desc.element
+    few = table.number_of(table.tall_rows, "tall_rows", op, element)
+    if held.alike and rows.beside.extent <= few:
+        return True
+    many = table.number_of(table.tall_parts, "tall_parts", op, element)
+    cut = dict(held.steps[-1].arguments).get("parts")
+    return held.variant == "held" and isinstance(cut, Int) and 0 < many <= cut.value
 
 
 def _reads(made: Program) -> int:
@@ -426,27 +436,22 @@ class _Rows:
         joiners = 4  # warps, beside those that take states and as many that write gradients
         met = (0, 2) if not reduced else (1, 2) if op in _COUNTS else (1,)  # see `operands_of`
         arrays = sum(self.modes[k] in ("t", "c") for k in met)
+        classes = max(1, self.classes)
+        n = -(-self.n // classes)  # places of a class
         r = 1
         if self.columns:
             r = min(up(self.beside.extent), table.held_width // arrays // self.item, 32 * warps)
-            # Strips half as wide have half as many parts, if a row would have too many.
-            if self.n > programs * (room // r) and r * self.item > _NARROW:
+            # Strips half as wide have half as many parts, if a row would have too many: for all to
+            # be held, or for those who join to ask for their states at a time, or twice.
+            many = classes * -(-n // self.held_places(n, room // r, warps))
+            asked = self.heard(joiners, r) * (2 if self.product else 1)
+            if r * self.item > _NARROW and many > min(programs, asked):
                 r //= 2
         if self.classes and r * self.item < 16:
             return None
         # A warp's loads lie along the axis, but for rows side by side.
         least = warps * 512 // self.item // r * (2 if self.product else 1)
-        classes = max(1, self.classes)
-        n = -(-self.n // classes)  # places of a class
-        c = min(up(n), room // r)
-        # Halves that are not compared two at a time take more registers.
-        if self.columns and self.half and op in _COUNTS and not self.paired:
-            c //= 2
-        if self.classes and self.half and self.product:
-            c //= 2
-        # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
-        while self.half and c // warps > _TERMS:
-            c //= 2
+        c = self.held_places(n, room // r, warps)
         while c > least and self.tiles(r) * classes * -(-n // c) < programs >= classes * -(
             -n // (c // 2)
         ):
@@ -462,8 +467,8 @@ class _Rows:
         wide = self.product or (element is ElementKind.F32 and op not in _COUNTS)
         words = -(-(units + (self.classes > 0)) * r * (8 if wide else 4) // 8)
         lanes = 32 * joiners // r  # threads that join the states of a row
-        heard = max(up(parts), lanes)  # at a time: as many as registers hold
-        if heard > lanes * (16 if self.product else 32):
+        heard = max(up(parts), lanes)
+        if heard > self.heard(joiners, r):
             heard = 16 * lanes
         launch = Step(
             kernel="held.held_rows",
@@ -509,6 +514,24 @@ class _Rows:
             + (", by where they begin within 16 bytes" if self.classes else "")
             + ": one read",
         )
+
+    def held_places(self, n: int, room: int, warps: int) -> int:
+        """Places of a part that is held, of n, where there is room for so many."""
+        c = min(up(n), room)
+        # Halves that are not compared two at a time take more registers.
+        if self.columns and self.half and self.desc.op in _COUNTS and not self.paired:
+            c //= 2
+        if self.classes and self.half and self.product:
+            c //= 2
+        # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
+        while self.half and c // warps > _TERMS:
+            c //= 2
+        return c
+
+    def heard(self, joiners: int, r: int) -> int:
+        """How many states of each of r rows so many warps ask for at a time: as many as registers
+        hold."""
+        return 32 * joiners // r * (16 if self.product else 32)
 
     def held_registers(self, every: bool) -> tuple[int, int]:
         """Of threads that write gradients, and that join states."""

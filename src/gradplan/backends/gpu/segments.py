@@ -210,6 +210,7 @@ def _sort(
     """A stable radix sort, from the lowest digit of the rows up; every pass zeroes its share of
     the rows that nobody names, unless they are to be kept."""
     desc, table = problem.desc, problem.table
+    early = table.early
     block = table.sort_block
     blocks = -(-desc.num_indices // block)
     indices = Pointer("indices", desc.index.value)
@@ -244,15 +245,17 @@ def _sort(
                 ("marks", marks if turn == 0 else None),
                 *numbers,
             ),
-            constants=(*fixed, ("COPIES", copies if turn == 0 else 0)),
+            constants=(*fixed, ("COPIES", copies if turn == 0 else 0), ("EARLY", early)),
             warps=1,
+            early=early and turn > 0,
         )
         yield Step(
             kernel="segments.sum_counts",
             grid=1 << bits,
             arguments=(("counts", counts), ("totals", totals), ("blocks", Int(blocks, "i32"))),
-            constants=(("BLOCK", table.sum_block),),
+            constants=(("BLOCK", table.sum_block), ("EARLY", early)),
             warps=4,
+            early=early,
         )
         yield Step(
             kernel="moves.move_words",
@@ -277,8 +280,10 @@ def _sort(
                 ("UNIT", problem.unit),
                 ("T", t),
                 ("D", d),
+                ("EARLY", early),
             ),
             warps=1,
+            early=early,
             # What does not lie in runs takes an address an element.
             registers=0 if problem.unit else all_registers(1),
             alignment=problem.alignment,
@@ -298,8 +303,9 @@ def _find_bounds(problem: _Problem, words: Pointer, bounds: Pointer, shift: int)
             ("count", Int(n)),
             ("shift", Int(shift, "i32")),
         ),
-        constants=(("BLOCK", _BOUNDS_BLOCK),),
+        constants=(("BLOCK", _BOUNDS_BLOCK), ("EARLY", problem.table.early)),
         warps=4,
+        early=problem.table.early,
     )
 
 
@@ -372,7 +378,9 @@ def _sums(
                 ("BY_COUNT", desc.scale_grad_by_freq),
                 ("P", max(1, each // (4 if desc.scale_grad_by_freq else 1))),
                 ("D", d),
+                ("EARLY", table.early),
             ),
+            early=table.early,
             # A thread holds its columns of all entries that are summed at a time.
             warps=max(1, min(4, d * item // _WARP_BYTES)),
             registers=table.chunk_registers if bounded else all_registers(4),

@@ -121,7 +121,9 @@ class Table:
     tall_bytes: int
     """... of so many bytes at most ..."""
     tall_rows: ByPlace
-    """... and up to so many rows even where strips that begin anywhere could be held."""
+    """... and up to so many rows even where strips that begin anywhere could be held ..."""
+    tall_parts: ByPlace
+    """... or where those held would be cut into so many parts or more (0: never)."""
     held_first: ByPlace
     """Whether rows are held where a cluster could take them."""
     lag: int
@@ -237,6 +239,8 @@ class Table:
     join: int
     """Carries joined at a time, of up to `join_lanes` rows."""
     join_lanes: int
+    early: bool = False
+    """Whether a launch may begin before the one before it has ended."""
     marks: bool = True
     """Whether cummax and cummin may leave a bit a place in the workspace."""
     paired: tuple[ElementKind, ...] = ()
@@ -311,6 +315,7 @@ def _line_of(lines: Lines, kind: str, element: ElementKind) -> tuple[int, int]:
 
 
 _SM_90 = Table(
+    early=True,
     fill=264,
     map_bytes=4096,
     row_tile=1024,
@@ -383,11 +388,15 @@ _SM_90 = Table(
     ),
     held_masked=(
         ("prod", 136, 144, 136, 144),
+        ("var", 152, 136, 144, 136),
+        ("std", 152, 136, 144, 136),
         ("", 152, 136, 152, 136),
     ),
     held_classes=(
         ("prod", 168, 120, 168, 120),
         ("log_softmax", 160, 128, 160, 128),
+        ("var", 152, 128, 160, 144),
+        ("std", 152, 128, 160, 144),
         ("", 152, 128, 152, 128),
     ),
     walked_rows=(
@@ -445,14 +454,20 @@ _SM_90 = Table(
         ("", 16384, 8, 8192, 4),
     ),
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
-    tall_programs=(1056, 528),
+    tall_programs=(528, 396),
     tall_bytes=16384,
     tall_rows=(
         ("tall_rows", "softmax", 256, 256),
         ("tall_rows", "log_softmax", 1024, 1024),
-        ("tall_rows", "max", 1024, 128),
-        ("tall_rows", "min", 1024, 128),
+        ("tall_rows", "max", 1024, 1024),
+        ("tall_rows", "min", 1024, 1024),
         ("tall_rows", "", 1024, 128),
+    ),
+    tall_parts=(
+        ("tall_parts", "softmax", 4096, 256),
+        ("tall_parts", "log_softmax", 4096, 256),
+        ("tall_parts", "max", 128, 128),
+        ("tall_parts", "min", 128, 128),
     ),
     held_first=(
         ("held_rows", "prod", 1, 1),
@@ -657,6 +672,7 @@ _INTERPRETER = Table(
     tall_programs=(8, 8),
     tall_bytes=128,
     tall_rows=(),
+    tall_parts=(),
     held_first=(),
     lag=5,
     lag_bytes=1 << 20,
@@ -725,11 +741,19 @@ _OTHERS = replace(
     ragged_rows=tuple(
         (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.ragged_rows
     ),
-    held_scans=(("cumprod", 8192, 4, 4096, 4), *_SM_90.held_scans),  # for the stack
+    # For the stack.
+    held_scans=(("cumprod", 8192, 4, 4096, 4), *_SM_90.held_scans),
+    held_masked=(("softmax", 136, 144, 152, 136), *_SM_90.held_masked),
+    held_classes=(
+        ("var", 136, 136, 160, 144),
+        ("std", 136, 136, 160, 144),
+        *_SM_90.held_classes,
+    ),
 )
 _NONE: Lines = (("", 0, 1, 0, 1),)
 _SM_80 = replace(
     _OTHERS,
+    early=False,
     roomy=True,
     cluster=0,
     held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part

@@ -23,16 +23,43 @@ _TOGETHER = 64
 """Bytes of an operand that a thread reads at a time."""
 _FOLDED = 1024
 """Lanes that are added up at a time, where rows repeat along a line."""
-_ROWS, _CHUNKS = 8, 256
+_ROWS, _CHUNKS = 4, 1024
 """Rows, and chunks, whose states are joined at a time."""
+_STAGES = 3
+"""A group of lines is summed while the next ones, fewer than so many, are on their way."""
+_FEW = 4
+"""Lines of a program of the last launch, where nothing is joined."""
 _MARKED = 2048
 """Lanes of a line at most, of which bits are left."""
 _THREE = 3
 """Numbers of a row."""
 _BITS = 8
 """Lines whose elements leave a bit each in a word."""
-_ENOUGH = 4096
+_ENOUGH = 1024
 """Lines at least: below, three launches take longer than what they save."""
+_JOIN_WARPS = 8
+_LINED = "row_dims row_dy row_x row_y"
+_SIZES = "n width chunks each"
+_NAMES = {
+    "tall.tall_states": (
+        f"dy x y room states {_LINED} {_SIZES}",
+        "KIND ELEMENT DY X Y STAGES L G F H EARLY",
+    ),
+    "tall.tall_marks": (
+        f"x y room states bits row_dims row_x row_y {_SIZES}",
+        "ELEMENT Y PAIRS STAGES L F H EARLY",
+    ),
+    "tall.tall_numbers": (
+        "dy y states joined row_dims row_dy row_y p q chunks total",
+        "KIND TIES ELEMENT DY Y R K EARLY",
+    ),
+    "tall.tall_map": (
+        f"dy x y out joined {_LINED} row_out {_SIZES} total",
+        "KIND TIES ELEMENT DY X Y STAGES L G EARLY",
+    ),
+    "tall.tall_shares": (f"out joined bits row_dims row_out {_SIZES}", "ELEMENT STAGES L EARLY"),
+}
+"""The arguments and the constants of the kernels."""
 _BY_ROW = ("r", "u", "n")
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)
 
@@ -66,90 +93,83 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     warps = min(most_warps, max(1, lanes // (32 * run)))
     together = max(1, _TOGETHER // item * 32 * warps // lanes // len(met))
     if marked:
-        together = min(_BITS, 32 * _BITS * run * warps // lanes)
-    each = max(_LINES, -(-count * blocks // most))
-    each = -(-each // together) * together
-    chunks = -(-count // each)
+        together = _BITS
+    whole = count // together
+    each = max(-(-_LINES // together), -(-whole * blocks // most))
+    chunks = -(-whole // each)
+    few = -(-_FEW // together)
+    pieces = -(-whole // few)
     states = _aligned(8 * blocks * chunks * width)
     joined = states + _aligned(8 * blocks * chunks * wide)
     bits = joined + _aligned(8 * _THREE * blocks * wide)
-    given = dict(geometry.arguments())
-    pointers = dict(rows.pointers)
-    sizes = (
-        ("n", integer(rows.n)),
-        ("width", Int(width, "i32")),
-        ("chunks", Int(chunks, "i32")),
-        ("each", Int(each, "i32")),
-    )
-    constants = dict(rows.constants)
-    total = ("total", Int(blocks * wide))
-    lines = (("L", lanes), ("G", together))
-    aligned = ("width", *(f"row_{geometry.names[k]}:1" for k in lying))
+    words = blocks * -(-rows.n * wide // (width * _BITS)) * width if marked else 0
     folded = up(min(wide, _FOLDED))
+    room = {
+        "room": Pointer(WORKSPACE, "fp64"),
+        "states": Pointer(WORKSPACE, "fp64", states),
+        "joined": Pointer(WORKSPACE, "fp64", joined),
+        "bits": Pointer(WORKSPACE, "u8", bits),
+    }
+    given = {
+        **dict(rows.pointers),
+        **room,
+        **dict(geometry.arguments()),
+        "n": integer(rows.n),
+        "width": Int(width, "i32"),
+        "p": p,
+        "q": q,
+        "total": Int(blocks * wide),
+    }
+    constants = {
+        **dict(rows.constants),
+        "PAIRS": rows.desc.element in table.paired,
+        "STAGES": _STAGES,
+        "L": lanes,
+        "G": together,
+        "F": max(1, _FOLDED // folded),
+        "H": folded,
+        "R": _ROWS,
+        "K": _CHUNKS,
+        "EARLY": table.early,
+    }
+    aligned = ("width", *(f"row_{geometry.names[k]}:1" for k in lying))
 
-    def step(kernel: str, grid: int, more: Any, sized: Any, names: Any, own: Any) -> Step:
-        kinds = ("KIND", "ELEMENT") if kernel == "tall.tall_states" else ("KIND", "TIES", "ELEMENT")
-        arrays = [name for name in ("dy", "x", "y", "out") if name in names]
+    def step(kernel: str, grid: int, parts: int, each: int, stages: int = _STAGES) -> Step:
+        names, own = _NAMES[kernel]
+        here = {**given, "chunks": Int(parts, "i32"), "each": Int(each, "i32")}
+        fixed = {**constants, "STAGES": stages}
         return Step(
             kernel=kernel,
             grid=grid,
-            arguments=(
-                *((name, pointers[name]) for name in arrays),
-                *more,
-                ("row_dims", given["row_dims"]),
-                *((f"row_{name}", given[f"row_{name}"]) for name in arrays),
-                *sized,
-            ),
-            constants=(
-                *((name, constants[name]) for name in kinds),
-                *((name.upper(), constants[name.upper()]) for name in arrays if name != "out"),
-                *own,
-            ),
-            warps=warps if kernel != "tall.tall_numbers" else 4,
-            registers=all_registers(warps) if warps > 8 or marked else 0,
+            arguments=tuple((name, here[name]) for name in names.split()),
+            constants=tuple((name, fixed[name]) for name in own.split()),
+            warps=warps if kernel != "tall.tall_numbers" else _JOIN_WARPS,
+            registers=all_registers(warps) if warps > 8 else 0,
             alignment=run,
             aligned=aligned,
+            early=table.early and kernel not in ("tall.tall_states", "tall.tall_marks"),
         )
 
-    numbers = ("joined", Pointer(WORKSPACE, "fp64", joined))
-    told = ("states", Pointer(WORKSPACE, "fp64", states))
-    words = ("bits", Pointer(WORKSPACE, "u8", bits) if marked else None)
+    first, last = (
+        ("tall.tall_marks", "tall.tall_shares") if marked else ("tall.tall_states", "tall.tall_map")
+    )
+    # By way of shared memory where the compiler would wait for a line before it asks for the next.
+    ahead = 2 if marked or rows.desc.op == SoftmaxKind.LOG_SOFTMAX else 1
     steps = (
-        step(
-            "tall.tall_states",
-            blocks * chunks,
-            (("room", Pointer(WORKSPACE, "fp64")), told, words),
-            sizes,
-            ("dy", "x", "y"),
-            (*lines, ("F", max(1, _FOLDED // folded)), ("H", folded)),
-        ),
-        step(
-            "tall.tall_numbers",
-            blocks * -(-wide // _ROWS),
-            (told, numbers),
-            (("p", p), ("q", q), sizes[2], total),
-            ("dy", "y"),
-            (("R", _ROWS), ("K", _CHUNKS)),
-        ),
-        step(
-            "tall.tall_map",
-            blocks * chunks,
-            (numbers, words),
-            (*sizes, total),
-            ("dy", "x", "y", "out"),
-            lines,
-        ),
+        step(first, blocks * chunks, chunks, each),
+        step("tall.tall_numbers", blocks * -(-wide // _ROWS), chunks, each),
+        step(last, blocks * pieces, pieces, few, ahead),
     )
     sources = ("dy", "x", "y")
     return Program(
         steps=steps,
         runner=None,
-        workspace_bytes=bits + (blocks * -(-count // together) * width if marked else 0),
+        workspace_bytes=bits + words,
         reads={} if marked else {sources[k]: 2 for k in met},
         layout="columns",
         variant="tall",
-        why=f"{width // wide} places of all rows are a line of {width}, and {each} lines a chunk, "
-        "whose states are joined in order: "
+        why=f"{width // wide} places of all rows are a line of {width}, and {each * together} "
+        "lines a chunk, whose states are joined in order: "
         + ("one read, and a bit an element" if marked else "two reads"),
     )
 

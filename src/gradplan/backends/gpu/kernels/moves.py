@@ -18,6 +18,7 @@ import triton.language as tl
 from ..gluon import gl, gluon
 from ..launch import interpreted
 from .segments import row_at, words_of
+from .waiting import take_turn
 
 _INTERPRETED = tl.constexpr(interpreted())
 
@@ -50,11 +51,13 @@ def move_words(
     UNIT: tl.constexpr,
     T: tl.constexpr,
     D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One pass of the radix sort: every word to its place by this digit, in order.
 
     Programs behind the blocks zero what no index names of tiles of the table, from `tile` on.
     """
+    take_turn(EARLY)
     block = gl.program_id(0)
     if block < blocks:
         move_block(

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .formulas import row_scale
 from .tiles import axis_offset
+from .waiting import await_launch_before, take_turn
 
 _NONE = tl.constexpr(-1)
 """The key of what is skipped, of entries that stand for nothing, and of what is beyond a list."""
@@ -55,9 +56,11 @@ def count_digits(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     COPIES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """How often each digit occurs in each block: counts[digit, block]; and, where `marks`
     [copy, row] are wanted, the position of an index of each named row, in one copy at least."""
+    take_turn(EARLY)
     block = tl.program_id(0)
     position = block.to(count.dtype) * BLOCK + tl.arange(0, BLOCK)
     inside = position < count
@@ -76,8 +79,9 @@ def count_digits(
 
 
 @triton.jit
-def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
+def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """In place: how often a digit occurs in the blocks before; totals[digit]. A program a digit."""
+    take_turn(EARLY)
     digit = tl.program_id(0).to(tl.int64)
     carry = tl.zeros((), counts.dtype.element_ty)
     for begin in range(0, blocks, BLOCK):
@@ -90,8 +94,9 @@ def sum_counts(counts, totals, blocks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def find_bounds(words, bounds, rows, count, shift, BLOCK: tl.constexpr):
+def find_bounds(words, bounds, rows, count, shift, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Where the words of each named row begin and end."""
+    take_turn(EARLY)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(words + place, mask=place < count, other=0) >> shift
     kept = (place < count) & (row < rows)
@@ -146,6 +151,7 @@ def sum_chunks(
     BY_COUNT: tl.constexpr,
     P: tl.constexpr,
     D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Sum `length` entries of a list by segment, in D columns; P of them are loaded at a time.
 
@@ -154,6 +160,10 @@ def sum_chunks(
     is here; of one that goes on behind it, entry 2k + 1, which is but a link where they are the
     same. LAST: one chunk is the whole list.
     """
+    if LAST:
+        await_launch_before(EARLY)
+    else:
+        take_turn(EARLY)
     slices = tl.cdiv(columns, D)
     chunk = (tl.program_id(0) // slices).to(tl.int64)
     one = tl.program_id(0) % slices

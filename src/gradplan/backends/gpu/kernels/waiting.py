@@ -9,6 +9,7 @@ Counters are 0 between launches, but for the one of turns, whose low bits are.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _TURNS = tl.constexpr(1 << 28)
 _READY = tl.constexpr(1 << 28)
@@ -174,6 +175,29 @@ def leave(counter, parts):
 def in_order(counter):
     """How many programs of this launch started before, by a counter that starts at −1."""
     return (tl.atomic_add(counter, 1, sem="relaxed", scope="gpu") + 1).to(tl.int32)
+
+
+@triton.jit
+def let_next_begin(EARLY: tl.constexpr):
+    """The launch after this one may begin when all programs of this one have; if it is EARLY, as
+    the architecture can, it waits itself where it must."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def await_launch_before(EARLY: tl.constexpr):
+    """Wait until the launch before this one has ended, and all before it, and what they stored can
+    be loaded. Every program must, or the launch after this one might be before that one."""
+    if EARLY:
+        gdc_wait()
+
+
+@triton.jit
+def take_turn(EARLY: tl.constexpr):
+    """Both, of a launch between others."""
+    let_next_begin(EARLY)
+    await_launch_before(EARLY)
 
 
 @triton.jit
