@@ -142,6 +142,7 @@ def counters():
 @pytest.fixture
 def no_more_memory():
     """A function that forbids torch to take any more memory of the GPU; undone afterwards."""
+    held = []
 
     def forbid():
         gc.collect()
@@ -149,7 +150,15 @@ def no_more_memory():
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        # What other tests have left may lie in large blocks, the rest of which is free.
+        size = 1 << 36
+        while size >= 1 << 20:
+            try:
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.cuda.OutOfMemoryError:
+                size //= 2
 
     yield forbid
+    held.clear()
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()
