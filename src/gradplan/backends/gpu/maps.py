@@ -10,7 +10,7 @@ from ...geometry import Dim, Nest, nest
 from ...kinds import BinaryKind
 from .launch import Step
 from .operands import geometry_of, pointers_of
-from .program import Program, Strides, begun_anywhere, edge_lanes, integer, up
+from .program import Program, Strides, begun_anywhere, integer, up
 from .table import Table
 
 __all__ = ["RAGGED", "is_extreme", "program"]
@@ -94,7 +94,6 @@ def program(
     if not alike:
         return made
     names = tuple(sources[k] for k in alike)
-    lanes = edge_lanes(n, geometry.item, r, step.warps)
-    ragged = begun_anywhere(step, "ragged.map_ragged", _NOT_RAGGED, EDGES=lanes)
+    ragged = begun_anywhere(step, "ragged.map_ragged", _NOT_RAGGED)
     askew = replace(made, steps=(ragged,), unaligned=made, alike=names)
     return askew if alignment * geometry.item < 16 else replace(made, unaligned=askew)

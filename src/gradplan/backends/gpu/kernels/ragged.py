@@ -121,6 +121,16 @@ def write(target, value, mask, R: tl.constexpr, C: tl.constexpr, SPENT: tl.const
 
 
 @triton.jit
+def edges_apart(head, body, n, row_mask, V: tl.constexpr):
+    """The places [R, 2 · V] of both edges in their rows, and which there are: neighbours in memory
+    for neighbouring threads, as a kernel wants that writes more than it reads."""
+    lane = tl.arange(0, 2 * V)[None, :]
+    behind = head + body + (lane - V)
+    place = tl.where(lane < V, lane, behind)
+    return place, row_mask & tl.where(lane < V, lane < head, behind < n)
+
+
+@triton.jit
 def edges_of(head, body, n, row_mask, EDGES: tl.constexpr):
     """The places [R, EDGES] of both edges in their rows, one after the other, and which there
     are."""
@@ -154,9 +164,9 @@ def map_ragged(
     OUT2: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
-    EDGES: tl.constexpr,
 ):
     """Nothing depends on anything: a program takes one tile."""
+    V: tl.constexpr = run_length(out.dtype)
     CACHE: tl.constexpr = cache_of(False, R == 1)
     steps = tl.cdiv(n, C).to(tl.int32)
     tile, part = tl.program_id(0) // steps, tl.program_id(0) % steps
@@ -178,11 +188,11 @@ def map_ragged(
         KIND, ELEMENT, EXTREME, DY, X, Y, OUT2, R, C, CACHE,
     )  # fmt: skip
     if part == 0:
-        place, there = edges_of(head, body, n, row_mask, EDGES)
+        place, there = edges_apart(head, body, n, row_mask, V)
         map_tile(
             at_edges(dy_at, DY, place), at_edges(x_at, X, place), at_edges(y_at, Y, place),
             at_edges(out_at, OUT, place), at_edges(out2_at, OUT2, place), there, row_mask, p, q,
-            KIND, ELEMENT, EXTREME, apart(DY), apart(X), apart(Y), OUT2, R, EDGES, USUAL,
+            KIND, ELEMENT, EXTREME, apart(DY), apart(X), apart(Y), OUT2, R, 2 * V, USUAL,
         )  # fmt: skip
 
 
