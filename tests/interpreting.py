@@ -20,8 +20,20 @@ TRITON = gp.PlanPreference(backend="triton")
 
 
 def check(some):
-    missed = [str(got) for case in some if not (got := cases.run_plan(case, "cpu", TRITON)).ok]
+    assert_none([str(got) for case in some if not (got := cases.run_plan(case, "cpu", TRITON)).ok])
+
+
+def assert_none(missed):
     assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+
+
+def outcome_of(problem, launch_it):
+    """Launch once, within the workspace that is stated: what misses the guarantee, if it does."""
+    launch_it()
+    plan = problem.plan("cpu", TRITON)
+    assert launch_it.workspace_size <= plan.workspace_size
+    outcome = problem.outcome(plan.precision_guarantee.relative_error)
+    return [] if outcome.ok else [str(outcome)]
 
 
 def settle(problem):

@@ -174,6 +174,19 @@ def test_the_command_prints_what_the_plan_tells(capsys, monkeypatch):
     assert others == {"resident", "cluster", "tall", "lagged", "split"}
 
 
+@pytest.mark.parametrize("shape", ["32768x2048", "300000x100"])
+def test_the_command_says_why_rows_are_not_held(capsys, shape):
+    """They would be in too many parts, or are so few that strips of them are narrow."""
+    argv = ["softmax", "--shape", shape, "--axis", "0", "--dtype", "f32", "--arch", "sm_90"]
+    found = json.loads(explained(capsys, *argv, "--json"))
+    assert found["variant"] == "tall"
+    told = {other["variant"]: other["why"] for other in found["others"]}
+    if shape == "32768x2048":
+        assert "tall_parts" in told["held"]
+    else:
+        assert "it would take" in told["held"]
+
+
 def test_the_command_measures_the_cpu(capsys, monkeypatch):
     monkeypatch.setattr(bandwidth.clocks, "cpu_copy_bandwidth", lambda *_, **__: 12e9)
     found = json.loads(explained(capsys, "mean", "--shape", "64x1000x3", "--axis", "0,2", "--json"))

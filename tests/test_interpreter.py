@@ -23,7 +23,16 @@ from gradplan.backends.gpu import programs, table
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
-from interpreting import MARKS, TRITON, bound, check, long_rows, settle
+from interpreting import (
+    MARKS,
+    TRITON,
+    assert_none,
+    bound,
+    check,
+    long_rows,
+    outcome_of,
+    settle,
+)
 
 pytest.importorskip("triton")
 
@@ -39,7 +48,7 @@ def test_covering_cases(spec, element):
         outcome = problem.outcome(plan.precision_guarantee.relative_error)
         if not outcome.ok:
             missed.append(f"{bound(problem).sku.variant}: {outcome}")
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+    assert_none(missed)
 
 
 @problems([spec for spec in SPECS if spec.engine in (Engine.MAP, Engine.ROW_STATE)])
@@ -106,7 +115,7 @@ def test_a_row_in_pieces(spec, element):
         outcome = problem.outcome(plan.precision_guarantee.relative_error)
         if not outcome.ok:
             missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+    assert_none(missed)
 
 
 def held_shapes(element):
@@ -147,12 +156,8 @@ def test_rows_of_few_parts_that_are_held(spec, element):
             problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
             launch_it = bound(problem)
             assert launch_it.sku.variant == "held"
-            launch_it()
-            plan = problem.plan("cpu", TRITON)
-            outcome = problem.outcome(plan.precision_guarantee.relative_error)
-            if not outcome.ok:
-                missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+            missed += outcome_of(problem, launch_it)
+    assert_none(missed)
 
 
 @problems([spec for spec in SPECS if spec.engine is Engine.ROW_STATE], ELEMENTS[:3])
@@ -189,13 +194,8 @@ def test_rows_side_by_side_that_begin_anywhere(spec, element):
             launch_it = bound(problem)
             assert launch_it.sku.variant == "held", (shape, layout)
             assert dict(program_of(problem).steps[-1].constants)["CLASSES"]
-            launch_it()
-            plan = problem.plan("cpu", TRITON)
-            assert launch_it.workspace_size <= plan.workspace_size
-            outcome = problem.outcome(plan.precision_guarantee.relative_error)
-            if not outcome.ok:
-                missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+            missed += outcome_of(problem, launch_it)
+    assert_none(missed)
 
 
 TALL = [spec for spec in SPECS if spec.engine is Engine.ROW_STATE and spec.kind != "prod"]
@@ -221,13 +221,8 @@ def test_few_rows_beside_a_long_axis(spec, element):
             problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
             launch_it = bound(problem)
             assert launch_it.sku.variant == "tall", shape
-            launch_it()
-            plan = problem.plan("cpu", TRITON)
-            assert launch_it.workspace_size <= plan.workspace_size
-            outcome = problem.outcome(plan.precision_guarantee.relative_error)
-            if not outcome.ok:
-                missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+            missed += outcome_of(problem, launch_it)
+    assert_none(missed)
 
 
 @pytest.mark.parametrize("element", ["f32", "f16", "bf16"])

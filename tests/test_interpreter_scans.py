@@ -16,7 +16,16 @@ from gradplan.backends.gpu import launch, table, walked
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine, Need
-from interpreting import MARKS, TRITON, bound, check, long_rows, settle
+from interpreting import (
+    MARKS,
+    TRITON,
+    assert_none,
+    bound,
+    check,
+    long_rows,
+    outcome_of,
+    settle,
+)
 
 pytest.importorskip("triton")
 
@@ -36,11 +45,8 @@ def test_rows_that_a_warp_takes_alone(spec, element):
         problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
         launch_it = bound(problem)
         assert (launch_it.sku.variant, launch_it.sku.layout) == ("resident_marked", "rows")
-        launch_it()
-        outcome = problem.outcome(problem.plan("cpu", TRITON).precision_guarantee.relative_error)
-        if not outcome.ok:
-            missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+        missed += outcome_of(problem, launch_it)
+    assert_none(missed)
 
 
 def walking():
@@ -91,13 +97,8 @@ def test_scans_that_are_walked_and_held(spec, element):
             problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
             launch_it = bound(problem)
             assert launch_it.sku.variant.startswith(variant)
-            launch_it()
-            plan = problem.plan("cpu", TRITON)
-            assert launch_it.workspace_size <= plan.workspace_size
-            outcome = problem.outcome(plan.precision_guarantee.relative_error)
-            if not outcome.ok:
-                missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+            missed += outcome_of(problem, launch_it)
+    assert_none(missed)
 
 
 @problems(WALKED, ELEMENTS[:3])
@@ -133,13 +134,8 @@ def test_rows_that_begin_anywhere_are_walked(spec, element):
             problem = cases.Problem(case)
             launch_it = bound(problem)
             assert launch_it.sku.variant.startswith("walked")
-            launch_it()
-            plan = problem.plan("cpu", TRITON)
-            assert launch_it.workspace_size <= plan.workspace_size
-            outcome = problem.outcome(plan.precision_guarantee.relative_error)
-            if not outcome.ok:
-                missed.append(str(outcome))
-    assert not missed, f"{len(missed)} missed:\n" + "\n".join(missed[:10])
+            missed += outcome_of(problem, launch_it)
+    assert_none(missed)
 
 
 @problems(WALKED, ELEMENTS[:1])

@@ -76,8 +76,8 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
         if choose(desc, strides, apart).variant == other:
             return "parts in shared memory come first for this kind (held_first)"
     if other == "held":
-        apart = replace(table, tall_programs=(0, 0))
-        if choose(desc, strides, apart).variant == other:
+        table = replace(table, tall_programs=(0, 0))
+        if choose(desc, strides, table).variant == other:
             return "lines come first: rows so few, or in so many parts (tall_rows, tall_parts)"
     reached = [
         (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")

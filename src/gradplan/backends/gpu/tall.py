@@ -168,8 +168,9 @@ def program(rows: Any, p: float, q: float) -> Program | None:
         reads={} if marked else {sources[k]: 2 for k in met},
         layout="columns",
         variant="tall",
-        why=f"{width // wide} places of all rows are a line of {width}, and {each * together} "
-        "lines a chunk, whose states are joined in order: "
+        why=("a place" if width == wide else f"{width // wide} places")
+        + f" of all rows, {width} elements, make a line, and {each * together} lines a chunk, "
+        "whose states are joined in order: "
         + ("one read, and a bit an element" if marked else "two reads"),
     )
 

@@ -70,6 +70,12 @@ def operands_of(kind):
 
 
 @triton.constexpr_function
+def met(mode, kind, operand):
+    """How elements meet an operand: "n" where only the numbers of a row know it."""
+    return mode if operand in operands_of(kind) else "n"
+
+
+@triton.constexpr_function
 def counts(kind):
     """Whether a state is how many elements are equal, not a sum of them."""
     return kind in ("max", "min")

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from ..gluon import async_copy, gl, gluon
 from ..launch import interpreted
-from .formulas import operands_of
 from .ragged import run_length
 from .tiles import by_row, fetch_raw, outer_offset, place, tile_row
 
@@ -47,12 +46,6 @@ def tile_layout(out, element, r, warps):
     if out == "t":
         return gl.BlockedLayout([1, v], [1, 32], [1, warps], [1, 0])
     return gl.BlockedLayout([v, 1], [r // v, 32 * v // r], [1, warps], [0, 1])
-
-
-@triton.constexpr_function
-def met(mode, kind, operand):
-    """How elements meet an operand: "n" where only the numbers of a row know it."""
-    return mode if operand in operands_of(kind) else "n"
 
 
 @gluon.jit

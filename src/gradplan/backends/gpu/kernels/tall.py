@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..launch import interpreted
-from .formulas import apply, hit, hits_of_pairs, numbers, operands_of, plus, row_scale, term
+from .formulas import apply, hit, hits_of_pairs, met, numbers, plus, row_scale, term
 from .tiles import by_row, cache_of, outer_offset, widened
 from .waiting import await_launch_before, let_next_begin, take_turn
 
@@ -118,12 +118,6 @@ def tall_states(
     if ELEMENT != "f32" and ELEMENT != "f64":
         state *= row_scale(ELEMENT)
     fold(state, room, states, rows.to(tl.int32), width, L, F, H)
-
-
-@triton.constexpr_function
-def met(mode, kind, operand):
-    """How elements meet an operand: "n" where only the numbers of a row know it."""
-    return mode if operand in operands_of(kind) else "n"
 
 
 @triton.jit
