@@ -37,6 +37,7 @@ JOBS = {
     "lagged_product": ("prod", (4, 100_000), (2, 140), "f64", ("y",), {}),
     "lagged_far": ("softmax", (3, 3_000_000), (1, 1100), "f16", (), {}),
     "tall": ("max", (1, 65_536, 100), (1, 2200, 3), "bf16", (), {}),
+    "tall_doubles": ("min", (1, 6000, 680), (1, 2200, 3), "f64", (), {}),
     "tall_sums": ("softmax", (2, 65_536, 100), (1, 2200, 3), "f32", (), {}),
     "scan_chained": ("cumsum", (3, 300_000), (2, 140), "f32", (), {}),
     "log_chained": ("log_cumsum_exp", (3, 300_000), (2, 140), "f32", (), {}),
@@ -70,6 +71,7 @@ WITH_WORKSPACE = (
     "lagged_product",
     "lagged_far",
     "tall",
+    "tall_doubles",
     "tall_sums",
     "scan_chained",
     "log_chained",
@@ -172,7 +174,9 @@ def named_for(name):
     if name in ("embedding", "scan_halves"):
         return "sorted" if name == "embedding" else "tiled"
     return re.sub(
-        "^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan|_sums)?(_anywhere)?$", "", name
+        "^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan|_sums|_doubles)?(_anywhere)?$",
+        "",
+        name,
     )
 
 

@@ -382,6 +382,33 @@ for kind, element in (("cumsum", "bf16"), ("cumprod", "f32"), ("cummax", "f16"),
     run_compiler(code, 240)
 
 
+def test_lines_on_their_way_fit_into_shared_memory():
+    """Of the smallest machine of an architecture: 99 KiB on an sm_86, sm_89 or sm_120."""
+    code = """
+from gradplan import cases
+from gradplan.backends.gpu import aot, programs, table
+from gradplan.geometry import c_strides, told_strides
+from gradplan.registry import ELEMENTS, KINDS
+
+for kind in ("max", "softmax", "std"):
+    spec = next(spec for spec in KINDS.values() if spec.kind.value == kind)
+    for element in ELEMENTS:
+        for shape in ((300000, 100), (300000, 680)):
+            desc = cases.describe(spec, element, shape, (0,))
+            strides = {op.name: told_strides(op.shape, c_strides(op.shape)) for op in desc.operands}
+            for arch, most in ((80, 99), (90, 227), (120, 99)):
+                program = programs.choose(desc, strides, table.table_of(f"sm_{arch}"))
+                assert program.variant == "tall", (kind, element, shape, arch)
+                for step in (program.steps[0], program.steps[-1]):
+                    built = aot.build(aot.Variant(step, 16, element, ""), arch)
+                    told = (kind, element, shape, arch, step.kernel, built.shared)
+                    assert 0 < built.shared <= most << 10 or step is program.steps[-1], told
+                    assert not built.error, (told, built.error)
+                    assert not built.fault or arch == 120, (told, built.fault)
+"""
+    run_compiler(code, 400)
+
+
 def test_launches_that_begin_early_wait_for_those_before():
     """Of an architecture that can do so; and lines are on their way by 16 bytes while others are
     summed."""

@@ -407,6 +407,7 @@ FIELDS: dict[str, Ask | str] = {
     "tall_programs": _on(
         _TALL, values=lambda now: [tuple(k * one // 2 for one in now) for k in (1, 2, 4)]
     ),
+    "tall_room": "what a processor has, of the smallest of an architecture",
     "tall_bytes": "the longest lines that the assembler takes without spilling",
     "tall_rows": _by_place((1, 4096)),
     "tall_parts": _by_place((1, 4096)),

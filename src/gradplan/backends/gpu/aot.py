@@ -74,6 +74,7 @@ _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((33, 1040, 254), (1,)),  # strips of a scan that are copied by 4 or 8 bytes
     ((8192, 4095), (0,)),  # columns that begin anywhere
     ((300_000, 100), (0,)),  # few columns, in lines
+    ((300_000, 680), (0,)),  # ... in lines as long as they may be
 )
 _MANY_AXES: tuple[tuple[Shape, Axes], ...] = (
     ((64, 32, 48), (0, 2)),

@@ -120,6 +120,8 @@ class Table:
     programs (0: never): of halves, and of the others ..."""
     tall_bytes: int
     """... of so many bytes at most ..."""
+    tall_room: int
+    """... with room for so many bytes of lines that are on their way ..."""
     tall_rows: ByPlace
     """... and up to so many rows even where strips that begin anywhere could be held ..."""
     tall_parts: ByPlace
@@ -456,6 +458,7 @@ _SM_90 = Table(
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
     tall_programs=(528, 396),
     tall_bytes=16384,
+    tall_room=128 << 10,
     tall_rows=(
         ("tall_rows", "softmax", 256, 256),
         ("tall_rows", "log_softmax", 1024, 1024),
@@ -671,6 +674,7 @@ _INTERPRETER = Table(
     held_scan_registers=(("cumprod", 208, 96, 112, 80), ("", 208, 96, 120, 80)),
     tall_programs=(8, 8),
     tall_bytes=128,
+    tall_room=128 << 10,
     tall_rows=(),
     tall_parts=(),
     held_first=(),
@@ -754,6 +758,7 @@ _NONE: Lines = (("", 0, 1, 0, 1),)
 _SM_80 = replace(
     _OTHERS,
     early=False,
+    tall_room=64 << 10,
     roomy=True,
     cluster=0,
     held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part
@@ -769,6 +774,7 @@ _SM_80 = replace(
 # A program has less shared memory than it keeps rows in.
 _SM_120 = replace(
     _OTHERS,
+    tall_room=64 << 10,
     held_rows=_NONE,
     held_columns=_NONE,
     walked_rows=_NONE,

@@ -26,11 +26,12 @@ _FOLDED = 1024
 _ROWS, _CHUNKS = 4, 1024
 """Rows, and chunks, whose states are joined at a time."""
 _STAGES = 3
-"""A group of lines is summed while the next ones, fewer than so many, are on their way."""
+"""A group of lines is summed while the next ones, fewer than so many, are on their way: one less
+where a processor has no room for them."""
 _FEW = 4
 """Lines of a program of the last launch, where nothing is joined."""
-_MARKED = 2048
-"""Lanes of a line at most, of which bits are left."""
+_MARKED, _MARKED_BYTES = 2048, 8192
+"""Lanes of a line at most, and bytes, of which bits are left."""
 _THREE = 3
 """Numbers of a row."""
 _BITS = 8
@@ -83,7 +84,9 @@ def program(rows: Any, p: float, q: float) -> Program | None:
         return None
     marked = rows.desc.op in _COUNTS
     longest = table.tall_bytes // item
-    lanes, width = _line(wide, run, min(longest, _MARKED) if marked else longest)
+    if marked:
+        longest = min(longest, _MARKED, _MARKED_BYTES // item)
+    lanes, width = _line(wide, run, longest)
     count = rows.n * wide // width if width else 0
     most = table.tall_programs[item > 2]
     if count < _LINES or count * blocks < min(_ENOUGH, _LINES * most) or blocks > most:
@@ -123,7 +126,6 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     constants = {
         **dict(rows.constants),
         "PAIRS": rows.desc.element in table.paired,
-        "STAGES": _STAGES,
         "L": lanes,
         "G": together,
         "F": max(1, _FOLDED // folded),
@@ -134,8 +136,9 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     }
     aligned = ("width", *(f"row_{geometry.names[k]}:1" for k in lying))
 
-    def step(kernel: str, grid: int, parts: int, each: int, stages: int = _STAGES) -> Step:
+    def step(kernel: str, grid: int, parts: int, each: int, stages: int = 1) -> Step:
         names, own = _NAMES[kernel]
+        own_warps = _JOIN_WARPS if kernel == "tall.tall_numbers" else warps
         here = {**given, "chunks": Int(parts, "i32"), "each": Int(each, "i32")}
         fixed = {**constants, "STAGES": stages}
         return Step(
@@ -143,8 +146,8 @@ def program(rows: Any, p: float, q: float) -> Program | None:
             grid=grid,
             arguments=tuple((name, here[name]) for name in names.split()),
             constants=tuple((name, fixed[name]) for name in own.split()),
-            warps=warps if kernel != "tall.tall_numbers" else _JOIN_WARPS,
-            registers=all_registers(warps) if warps > 8 else 0,
+            warps=own_warps,
+            registers=all_registers(own_warps) if own_warps > 8 else 0,
             alignment=run,
             aligned=aligned,
             early=table.early and kernel not in ("tall.tall_states", "tall.tall_marks"),
@@ -155,17 +158,21 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     )
     # By way of shared memory where the compiler would wait for a line before it asks for the next.
     ahead = 2 if marked or rows.desc.op == SoftmaxKind.LOG_SOFTMAX else 1
+    group = together * lanes * item * (1 if reduction else 2)
+    stages = _STAGES if (_STAGES - 1) * group <= table.tall_room else _STAGES - 1
     steps = (
-        step(first, blocks * chunks, chunks, each),
+        step(first, blocks * chunks, chunks, each, stages),
         step("tall.tall_numbers", blocks * -(-wide // _ROWS), chunks, each),
         step(last, blocks * pieces, pieces, few, ahead),
     )
-    sources = ("dy", "x", "y")
+    twice = ("x",) if reduction else ("dy", "y")
+    if rows.desc.op == SoftmaxKind.LOG_SOFTMAX:
+        twice = ("dy",)
     return Program(
         steps=steps,
         runner=None,
         workspace_bytes=bits + words,
-        reads={} if marked else {sources[k]: 2 for k in met},
+        reads={} if marked else dict.fromkeys(twice, 2),
         layout="columns",
         variant="tall",
         why=("a place" if width == wide else f"{width // wide} places")
@@ -205,5 +212,5 @@ def workspace_bytes(desc: Any, n: int, rows: int, table: Table) -> int:
         return 0
     # A chunk has so many lines that what is left of it is less than so much of it.
     lines = min(programs * most, 2 * rows * n // _LINES + most)
-    words = rows * n // 2 + programs * most if desc.op in _COUNTS else 0
+    words = rows * n // _BITS + programs * most if desc.op in _COUNTS else 0
     return 8 * (lines + programs * min(rows, most) + _THREE * rows) + words + 3 * 16
