@@ -208,9 +208,17 @@ def test_what_is_wrong_is_told():
     assert aot.Built(variant, 90, stack=8).fault == "8 bytes of stack"
     assert aot.Built(variant, 80, shared=200 << 10).fault == "204800 bytes of shared memory"
     assert aot.Built(variant, 90, idle=("a", "b")).fault == "barriers that nobody uses: a, b"
-    assert "waits for nobody" in aot.Built(variant, 90, hasty=True).fault
+    assert "does not wait first" in aot.Built(variant, 90, hasty=True).fault
     double = next(one for one in aot.variants(90) if one.element is ElementKind.F64)
     assert aot.Built(double, 90, stack=8).fault == ""
+
+
+def test_a_launch_that_begins_early_must_wait_first():
+    wait, load = "griddepcontrol.wait;", "ld.global.b32 %r1, [%rd1];"
+    assert aot.waits_first(f"ld.param.b64 %rd1, [p];\n{wait}\n{load}")
+    assert not aot.waits_first(f"{load}\n{wait}")
+    assert not aot.waits_first(f"cp.async.cg.shared.global [%r1], [%rd1], 0x10;\n{wait}")
+    assert not aot.waits_first("ret;")
 
 
 def test_a_barrier_that_nobody_uses_is_found():
@@ -402,7 +410,8 @@ for kind in ("max", "softmax", "std"):
                 for step in (program.steps[0], program.steps[-1]):
                     built = aot.build(aot.Variant(step, 16, element, ""), arch)
                     told = (kind, element, shape, arch, step.kernel, built.shared)
-                    assert 0 < built.shared <= most << 10 or step is program.steps[-1], told
+                    assert built.shared <= most << 10, told
+                    assert built.shared > 0 or step is program.steps[-1], told
                     assert not built.error, (told, built.error)
                     assert not built.fault or arch == 120, (told, built.fault)
 """
@@ -415,7 +424,7 @@ def test_launches_that_begin_early_wait_for_those_before():
     code = """
 import re
 from gradplan import cases
-from gradplan.backends.gpu import launch, programs, table
+from gradplan.backends.gpu import aot, launch, programs, table
 from gradplan.geometry import c_strides, told_strides
 from gradplan.registry import KINDS
 
@@ -444,6 +453,7 @@ for kind, element, shape, axes, fields in (
             told = (kind, element, arch, step.kernel)
             assert ("griddepcontrol.wait" in words) == (arch == 90 and (
                 k > 0 or kind == "embedding")), told
+            assert aot.waits_first(words) or not step.early, told
             # What comes behind a problem's last launch is not ours to hurry.
             last = k == len(steps) - 1
             assert ("launch_dependents" in words) == (arch == 90 and not last), told

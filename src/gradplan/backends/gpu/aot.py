@@ -146,7 +146,7 @@ class Built:
     idle: tuple[str, ...] = ()
     """Barriers that nobody uses."""
     hasty: bool = False
-    """Whether it begins early, and waits for nobody."""
+    """Whether it begins early, and looks at memory before it waits."""
 
     @property
     def fault(self) -> str:
@@ -159,7 +159,7 @@ class Built:
             return f"{self.shared} bytes of shared memory"
         if self.idle:
             return f"barriers that nobody uses: {', '.join(self.idle)}"
-        return "it begins early, and waits for nobody" if self.hasty else ""
+        return "it begins early, and does not wait first" if self.hasty else ""
 
 
 def _options(spec: KindSpec, element: ElementKind) -> list[cases.Options]:
@@ -337,9 +337,18 @@ def build(variant: Variant, arch: int) -> Built:
         return Built(variant, arch, error=f"cuobjdump says {told!r}")
     registers, stack = map(int, found.groups())
     idle = idle_barriers(kernel.asm.get("ttgir", ""))  # one from an archive has none
-    waits = "griddepcontrol.wait" in kernel.asm.get("ptx", "griddepcontrol.wait")
-    hasty = variant.step.early and not waits
+    hasty = variant.step.early and not waits_first(kernel.asm.get("ptx", _WAIT))
     return Built(variant, arch, "", registers, stack, int(kernel.metadata.shared), idle, hasty)
+
+
+_WAIT = "griddepcontrol.wait"
+_REACHED = re.compile(rf"{re.escape(_WAIT)}|\b(?:ld|st|atom|red)\.global|\bcp\.async")
+
+
+def waits_first(code: str) -> bool:
+    """Whether assembly waits for the launch before it before it looks at memory."""
+    first = _REACHED.search(code)
+    return first is not None and first[0] == _WAIT
 
 
 _INDEXED = re.compile(r"(%\w+) = ttg\.memdesc_index (%\w+)\[")

@@ -190,7 +190,7 @@ def tall_marks(
     inside = lane < width
     extremum = of_rows(y_at, Y, row_y, lane % rows.to(tl.int32), inside)
     TYPE: tl.constexpr = tl.float64 if ELEMENT == "f64" else tl.float32
-    words = bits + block.to(tl.int64) * tl.cdiv(n * rows, width * G) * width
+    words = words_of(bits, block, n * rows, width)
     offset = lane[:, None] + (tl.arange(0, G) * width)[None, :]
     bit = (1 << tl.arange(0, G))[None, :]
     count = tl.zeros((L,), tl.int32)
@@ -220,6 +220,12 @@ def tall_marks(
 
 
 @triton.jit
+def words_of(bits, block, size, width):
+    """Where a block of so many elements has its words."""
+    return bits + block.to(tl.int64) * tl.cdiv(size, width * _BITS) * width
+
+
+@triton.jit
 def ones_of(word):
     """How many bits of words are set."""
     word = word.to(tl.int32)
@@ -232,6 +238,13 @@ def ones_of(word):
         return tl.inline_asm_elementwise(
             "popc.b32 $0, $1;", "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1
         )
+
+
+@triton.jit
+def number_of(joined, block, rows, row, ELEMENT: tl.constexpr):
+    """Where the first of the numbers of rows are."""
+    TYPE: tl.constexpr = tl.float64 if ELEMENT == "f64" else tl.float32
+    return joined.to(tl.pointer_type(TYPE)) + block.to(tl.int64) * rows + row
 
 
 @triton.jit
@@ -281,17 +294,10 @@ def tall_numbers(
     if by_row(Y):
         c = c.to(TYPE)
     k0, k1, k2 = numbers(KIND, TIES, ELEMENT, state, state, state, a, c, p, q, there)
-    slot = joined.to(tl.pointer_type(TYPE)) + block.to(tl.int64) * rows + number
+    slot = number_of(joined, block, rows, number, ELEMENT)
     tl.store(slot, k0, mask=there)
     tl.store(slot + total, k1, mask=there)
     tl.store(slot + 2 * total, k2, mask=there)
-
-
-@triton.jit
-def number_of(joined, block, rows, row, ELEMENT: tl.constexpr):
-    """Where the first of the numbers of rows are."""
-    TYPE: tl.constexpr = tl.float64 if ELEMENT == "f64" else tl.float32
-    return joined.to(tl.pointer_type(TYPE)) + block.to(tl.int64) * rows + row
 
 
 @triton.jit
@@ -408,7 +414,7 @@ def tall_shares(
     inside = lane < width
     slot = number_of(joined, block, rows, lane % rows.to(tl.int32), ELEMENT)
     share = rounded(tl.load(slot), out)
-    words = bits + block.to(tl.int64) * tl.cdiv(n * rows, width * G) * width
+    words = words_of(bits, block, n * rows, width)
     for group in tl.range(first, last, num_stages=STAGES):
         word = tl.load(words + group * width + lane, mask=inside, other=0).to(tl.int32)
         at = out_at + group * (width * G) + lane
