@@ -98,7 +98,7 @@ def test_clusters_of_small_parts(spec, element):
     some = list(clustered(spec, element))
     fixed = [(program.layout, dict(program.steps[-1].constants)) for _, program in some]
     assert len({(layout, constants["FULL"]) for layout, constants in fixed}) == 4
-    whole = spec.ties or element is ELEMENTS[3] or (spec.kind == "prod" and element is ELEMENTS[0])
+    whole = spec.ties or element is ELEMENTS[3]
     assert any(constants["PIECES"] == 2 for _, constants in fixed) != bool(whole)
     with table.using(launch.device_arch(0), clustered_table()):
         check(case for case, _ in some)

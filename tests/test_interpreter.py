@@ -19,7 +19,7 @@ import pytest
 import gradplan as gp
 from covering import HALVES, SPECS, covering, named_kernels, problems, program_of, spec_of
 from gradplan import cases, plans
-from gradplan.backends.gpu import programs, table
+from gradplan.backends.gpu import interpreter, programs, table
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine
@@ -34,7 +34,11 @@ from interpreting import (
     settle,
 )
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+torch = pytest.importorskip("torch")
+tl = triton.language
+
+from gradplan.backends.gpu.kernels.formulas import join_told, told  # noqa: E402
 
 pytestmark = MARKS
 
@@ -108,8 +112,7 @@ def test_a_row_in_pieces(spec, element):
     ):
         desc = cases.describe(spec, element, (3, 64), (1,), **fields)
         problem = cases.Problem(Case(desc=desc, data=data, without=without, seed=k))
-        pieces = 1 if spec.kind == "prod" and element is ElementKind.F32 else 2
-        assert dict(program_of(problem).steps[0].constants)["PIECES"] == pieces
+        assert dict(program_of(problem).steps[0].constants)["PIECES"] == 2
         plan = problem.plan("cpu", TRITON)
         plan.run(problem.args())
         outcome = problem.outcome(plan.precision_guarantee.relative_error)
@@ -440,6 +443,45 @@ def test_products_beyond_the_exponents_of_f64(element, often):
         assert np.isfinite(got.astype(np.float64)).all()
 
 
+@triton.jit
+def tell_and_join(states, found, K: tl.constexpr):
+    """What the programs of a cluster would tell each other of a row."""
+    part = tl.arange(0, K)
+    s0, s1 = tl.load(found + part), tl.load(found + K + part)
+    s2 = tl.load(found + 2 * K + part)
+    numbers = told("prod", states + part, K, s0, s1, s2)
+    s0, s1, s2 = join_told("prod", "", numbers[None, :], states, K, K)
+    one = tl.arange(0, 1)
+    tl.store(found + one, s0)
+    tl.store(found + K + one, s1)
+    tl.store(found + 2 * K + one, s2)
+
+
+@pytest.mark.parametrize(
+    ("exponents", "odd"),
+    [
+        ([3, -5, 900, 0, 7, -900, 1, 2], {}),
+        ([3, -5, 901, 0, 7, -901, 1, 2], {}),  # beyond what one number tells
+        ([40_000, -39_000, 0, 0, 0, 0, 0, 0], {}),
+        ([1, 2, 3, 4, 5, 6, 7, 8], {2: 64.0 + 1.0, 5: 64.0 + 1.0}),  # a zero in two parts
+        ([1, 2, 3, 4, 5, 6, 7, 8], {7: 64.0}),
+    ],
+    ids=["usual", "large", "far", "zeros", "not usual"],
+)
+def test_programs_of_a_cluster_join_products(exponents, odd):
+    k = len(exponents)
+    found = np.array([np.linspace(1.0, 1.97, k), exponents, [odd.get(i, 0.0) for i in range(k)]])
+    significand = np.prod(found[0])
+    found, states = torch.from_numpy(found.copy()), torch.zeros(4 * k, dtype=torch.float64)
+    interpreter.install()
+    tell_and_join[(1,)](states, found, k)
+    m, e, more = found[:, 0].tolist()
+    assert 1.0 <= m < 2.0
+    assert np.isclose(m * 2.0 ** (e - sum(exponents)), significand, rtol=1e-15)
+    counted = [sum(int(one) >> shift & 3 for one in odd.values()) for shift in (0, 2, 4, 6)]
+    assert more == sum(min(one, 2) << 2 * k for k, one in enumerate(counted))
+
+
 def far_apart(shape, strides, element):
     """An array in memory of which only the pages that are touched exist."""
     dtype = cases._DTYPES[element]
@@ -466,14 +508,18 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("n", [2048, 8192, 16384])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_products_of_whole_rows(element, spoilt):
-    """Rows of 2048 as an H200 takes them."""
+def test_products_of_whole_rows(element, n, spoilt):
+    """Rows as an H200 takes them, of so many products of groups that threads first make them one
+    each, and near 1."""
     if spoilt.startswith("far") and element is ElementKind.F16:
         pytest.skip("beyond f16")
-    desc = cases.describe(spec_of("prod"), element, (2, 2048), (1,))
+    if n == 16384 and element is ElementKind.F64:
+        pytest.skip("in no program's registers")
+    desc = cases.describe(spec_of("prod"), element, (2, n), (1,))
     problem = cases.Problem(Case(desc=desc, without=("y",)))
-    x = np.exp(np.random.default_rng(5).normal(size=(2, 2048)) / 64)
+    x = np.exp(np.random.default_rng(5).normal(size=(2, n)) / 64)
     for places, value in SPOILT[spoilt]:
         x[1, places] = value
     problem.poke("x", ..., x)

@@ -114,9 +114,19 @@ def _on_shapes(
 
 
 def _cluster_rows(kind: str, half: bool) -> Shapes:
-    """Rows that a cluster holds: of two operands in f32 shorter ones."""
+    """Rows that a cluster holds: of products of f32 shorter ones."""
+    return [((1024, 65536), 1)] if kind == "prod" and not half else _held_rows(kind, half)
+
+
+def _held_rows(kind: str, half: bool) -> Shapes:
+    """Rows that could be held: of two operands in f32 shorter ones."""
     short = kind in ("softmax", "log_softmax") and not half
     return [((1024, 32768 if short else 131072), 1)]
+
+
+def _long_rows(kind: str, half: bool) -> Shapes:
+    """Rows that a cluster could take in place of another way."""
+    return [((1024, n), 1) for n in ((32768, 65536, 131072) if kind == "prod" else (32768,))]
 
 
 _RAGGED: Shapes = [((4096, 50257), 1)]
@@ -252,46 +262,52 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "walked_ragged": ("cummax", [((1 << 18, 255), 1), ((8192, 8191), 1)]),
     "walked_uneven": ("cummax", _uneven),
     "held_scans": ("cummax", [((64, 32768), 1), ((1, 1 << 27), 1)]),
-    "held_rows": ("std", _cluster_rows),
+    "held_rows": ("std", _held_rows),
     "held_columns": ("std", [((64, 2048, 512), 1)]),
     "cluster_rows": ("std", _cluster_rows),
     "cluster_columns": ("var", [((64, 2048, 512), 1)]),
+    "long_rows": ("std", _long_rows),
     "ragged_rows": ("std", _RAGGED),
     "ragged_even": ("std", [((1 << 15, 768), 1)]),
     "tall_rows": ("std", _few_beside),
     "tall_parts": ("max", _many_parts),
     "ragged_eighths": ("log_softmax", [((16384, 5000), 1)]),
+    "ragged_whole": ("prod", [((8192, 8191), 1)]),
+    "ragged_warp": ("prod", [((1 << 16, 601), 1)]),
 }
 
 
 def _is_moot(table: Table, place: str, kind: str, half: bool) -> bool:
-    """Whether there is nothing to choose: no cluster takes the rows, or they are held first; or of
-    the longest rows a cluster takes those of two operands."""
+    """Whether there is nothing to choose: no cluster takes the rows, or they are held first; or a
+    cluster takes the longest rows."""
     where, _, layout = place.partition("_")
-    if where == "longest" and kind in ("softmax", "log_softmax"):
-        return True
+    element = ElementKind.BF16 if half else ElementKind.F32
+    rather = table.number_of(table.cluster_first, f"long_{layout}", kind, element)
+    if where == "longest":
+        return kind in ("softmax", "log_softmax") or bool(rather)
     if where not in ("cluster", "held") or layout == "scans":
         return False
-    element = ElementKind.BF16 if half else ElementKind.F32
     never = not table.part_of(f"cluster_{layout}", kind, element)[0]
     first = table.number_of(table.held_first, f"held_{layout}", kind, element)
-    return never or (where == "cluster" and bool(first))
+    return never or (where == "cluster" and bool(first) and not rather)
 
 
-def _by_place(values: Sequence[int]) -> Ask:
-    """A field with a number for each kind where a field of tiles decides."""
+def _by_place(values: Sequence[int], others: Sequence[int] | None = None) -> Ask:
+    """A field with a number for each kind where a field of tiles decides; other numbers for the
+    kinds that it does not name."""
 
     def ask(name: str, table: Table) -> Iterator[Question]:
         now_lines = getattr(table, name)
         for k, (place, kind, *numbers) in enumerate(now_lines):
             for half in (True, False):
-                # Products of f32 are in no pieces, nor taken as runs where they are aligned.
-                never = name in ("at_once", "ragged_even") and kind == "prod" and not half
+                # Products of f32 are not taken as runs where they are aligned.
+                never = name == "ragged_even" and kind == "prod" and not half
                 if never or _is_moot(table, place, kind, half):
                     continue
                 now = numbers[0 if half else 1]
                 tables = {}
-                for value in sorted({*values, now}):
+                some = values if kind or others is None else others
+                for value in sorted({*some, now}):
                     pair = (value, numbers[1]) if half else (numbers[0], value)
                     tables[str(value)] = _with_entry(table, name, k, (place, kind, *pair))
                 other, shapes = _PLACES[place]
@@ -355,7 +371,6 @@ FIELDS: dict[str, Ask | str] = {
     "resident_words": _on(
         _probes("softmax", (2048, 16384), elements="f32"),
         _probes("softmax", (1024, 32768)),
-        _probes("var", (1024, 32768), elements="f32"),
         _probes("var", (1024, 65536)),
     ),
     "packed": "where the architecture has no clusters",
@@ -412,6 +427,7 @@ FIELDS: dict[str, Ask | str] = {
     "tall_rows": _by_place((1, 4096)),
     "tall_parts": _by_place((1, 4096)),
     "held_first": _by_place((0, 1)),
+    "cluster_first": _by_place((0, 2, 4, 8), (0, 8)),
     "walked_column_parts": _on(
         _probes("cumprod", (64, 2048, 512), 1, "bf16"),
         _probes("cummax", (64, 2048, 512), 1, "bf16"),

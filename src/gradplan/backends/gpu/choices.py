@@ -79,6 +79,10 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
         table = replace(table, tall_programs=(0, 0))
         if choose(desc, strides, table).variant == other:
             return "lines come first: rows so few, or in so many parts (tall_rows, tall_parts)"
+    if other in ("resident", "held"):
+        apart = replace(table, cluster_first=())
+        if choose(desc, strides, apart).variant == other:
+            return "a cluster comes first for rows so long (cluster_first)"
     reached = [
         (value / max(now, 1), f"{meaning}: {now:,}; it would take {value:,} ({field})")
         for field, meaning, now, tables in _ways(table, desc, other)

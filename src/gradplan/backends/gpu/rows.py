@@ -128,10 +128,14 @@ def _reads(made: Program) -> int:
 def _chosen(rows: _Rows) -> Program:
     """Whole rows, or those that no program keeps alone."""
     made = rows.whole_ragged() if rows.begins_anywhere else rows.resident()
-    if made is not None:
+    if made is not None and not rows.longest(made):
         return made
     parts = rows.cut_ragged() if rows.begins_anywhere else rows.cut("cluster")
     clustered = parts is not None and parts.number <= rows.table.cluster
+    if parts is not None and clustered and rows.rather_in(parts):
+        return rows.cluster(parts)
+    if made is not None:
+        return made
     held = rows.held()
     first = rows.table.number_of(
         rows.table.held_first, f"held_{rows.layout}", rows.desc.op, rows.desc.element
@@ -314,6 +318,18 @@ class _Rows:
             variant="resident",
             why=f"a program keeps {r} whole row{'s' if r > 1 else ''} in registers: one read",
         )
+
+    def longest(self, made: Program) -> bool:
+        """Whether so long a row is kept whole that its program has all the warps there are, or that
+        two such programs have."""
+        return self.lone and made.variant == "resident" and self.length == _LONGEST
+
+    def rather_in(self, parts: _Parts) -> bool:
+        """Whether rows are taken by a cluster where another way would keep them too."""
+        table, op, element = self.table, self.desc.op, self.desc.element
+        most = table.number_of(table.cluster_first, f"long_{self.layout}", op, element)
+        full = self.n == parts.c * parts.number and self.even
+        return full and self.capped and parts.number <= most
 
     def cut(self, way: str) -> _Parts | None:
         """Parts for a cluster or to be read twice, if the table has a size for them."""
@@ -598,8 +614,7 @@ class _Rows:
             return 0
         least = 1 if self.product else 0
         full = self.n == parts.c * parts.number and self.even
-        whole = self.desc.op in _COUNTS or (self.product and not self.half)
-        if not each or not full or whole:
+        if not each or not full or self.desc.op in _COUNTS:
             return least
         return max(1, parts.c // (32 * parts.warps) // each)
 
@@ -688,8 +703,11 @@ class _Rows:
         if phase == "cluster" or (phase == "whole" and parts.c > table.ragged_short):
             each = table.number_of(table.at_once, "ragged_rows", op, element)
             pieces = max(1, parts.c // (32 * warps) // each) if each else 1
-            if element is not ElementKind.F16:
+            if element is not ElementKind.F16 or self.product:
                 registers = table.number_of(table.registers, "ragged_rows", op, element)
+        elif phase == "whole" and parts.r == 1 and parts.c == up(parts.c):
+            place = "ragged_warp" if warps == 1 else "ragged_whole"
+            registers = table.number_of(table.registers, place, op, element)
         spacious = self.product and (parts.r > 1 or table.roomy or phase == "cluster")
         spacious = spacious or parts.c != up(parts.c)
         if not registers and (spacious or (table.roomy and phase == "partial")):

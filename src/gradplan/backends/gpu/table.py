@@ -128,6 +128,9 @@ class Table:
     """... or where those held would be cut into so many parts or more (0: never)."""
     held_first: ByPlace
     """Whether rows are held where a cluster could take them."""
+    cluster_first: ByPlace
+    """Up to so many programs, a cluster takes full parts of rows that could be held, or of the
+    longest that could be kept whole."""
     lag: int
     """So many parts are read before the first is read again, from the cache (0: in two launches),
     ..."""
@@ -342,7 +345,7 @@ _SM_90 = Table(
     cluster_rows=(
         ("log_softmax", 16384, 4, 8192, 4),
         ("softmax", 16384, 8, 8192, 8),
-        ("prod", 16384, 4, 16384, 4),
+        ("prod", 16384, 4, 16384, 8),
         ("", 16384, 4, 16384, 8),
     ),
     ragged_rows=(
@@ -476,6 +479,10 @@ _SM_90 = Table(
         ("held_rows", "prod", 1, 1),
         ("held_columns", "", 1, 1),
     ),
+    cluster_first=(
+        ("long_rows", "prod", 0, 4),
+        ("long_rows", "", 0, 8),
+    ),
     lag=352,
     lag_bytes=18 << 20,
     strided_tile=4096,
@@ -568,7 +575,8 @@ _SM_90 = Table(
     join_lanes=32,
     paired=(ElementKind.F16, ElementKind.BF16),
     at_once=(
-        ("longest_rows", "prod", 16, 0),
+        ("longest_rows", "prod", 32, 0),
+        ("cluster_rows", "prod", 0, 16),
         ("cluster_rows", "softmax", 32, 32),
         ("cluster_rows", "log_softmax", 16, 16),
         ("cluster_rows", "var", 16, 32),
@@ -612,10 +620,10 @@ _SM_90 = Table(
         ("longest_rows", "softmax", 32, 0),
         ("longest_rows", "var", 64, 0),
         ("longest_rows", "std", 64, 0),
-        ("longest_rows", "prod", 64, 0),
+        ("longest_rows", "prod", 56, 0),
         ("cluster_rows", "var", 80, 96),
         ("cluster_rows", "std", 80, 96),
-        ("cluster_rows", "prod", 168, 0),
+        ("cluster_rows", "prod", 168, 120),
         ("ragged_rows", "softmax", 80, 80),
         ("ragged_rows", "log_softmax", 0, 168),
         ("ragged_rows", "max", 0, 168),
@@ -624,6 +632,8 @@ _SM_90 = Table(
         ("ragged_rows", "std", 96, 96),
         ("ragged_rows", "prod", 80, 128),
         ("ragged_eighths", "log_softmax", 0, 80),
+        ("ragged_whole", "prod", 80, 80),
+        ("ragged_warp", "prod", 0, 72),
         ("whole_columns", "prod", 96, 0),
         ("cluster_columns", "max", 0, 80),
         ("cluster_columns", "min", 0, 80),
@@ -678,6 +688,7 @@ _INTERPRETER = Table(
     tall_rows=(),
     tall_parts=(),
     held_first=(),
+    cluster_first=(),
     lag=5,
     lag_bytes=1 << 20,
     strided_tile=128,

@@ -270,6 +270,23 @@ def join(
 @triton.jit
 def join_told(KIND: tl.constexpr, TIES: tl.constexpr, numbers, slot, total, K: tl.constexpr):
     """The state of one row, from the numbers [1, K] that its parts have told, in the same order."""
+    if KIND == "prod":
+        # Usually nothing is odd, and so few significands stay within f64.
+        m, e = plain_parts(numbers)
+        m = tl.where(numbers == numbers, m, float("nan"))
+        m, e = tl.reduce((m, e), 1, times_few_parts)
+        s0, more = plain_parts(m)
+        s1, s2 = (e + more).to(tl.float64), tl.zeros((1,), tl.float64)
+        if tl.max((m != m).to(tl.int32), 0) > 0:
+            s0, s1, s2 = join_all_told(KIND, TIES, numbers, slot, total, K)
+        return s0, s1, s2
+    else:
+        return join_all_told(KIND, TIES, numbers, slot, total, K)
+
+
+@triton.jit
+def join_all_told(KIND: tl.constexpr, TIES: tl.constexpr, numbers, slot, total, K: tl.constexpr):
+    """The same, whatever was told."""
     s0 = tl.full((1, K), told_of_none(KIND, TIES), tl.float64)
     s1 = tl.zeros((1, K), tl.float64)
     s2 = tl.zeros((1, K), tl.float64)
@@ -481,29 +498,63 @@ def product_of_pairs(
     INNER: tl.constexpr,
 ):
     """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
-    quotient leaves one factor out.
-
-    For halves a·b is exact in f32 and must be within 2^±60; f32 itself within 2^±100, so that the
-    W pairs a thread multiplies stay within f64.
-    """
-    if ELEMENT == "f64":
-        m, e, odd = parts(a)
-        other, more, odd_too = parts(b)
-        usual = tl.max(tl.max((odd | odd_too).to(tl.int32), 1), 0) == 0
-        m, e = tl.reduce((m * other, e + more), 1, times_parts)
-    else:
-        if ELEMENT == "f32":
-            far = tl.maximum(distance(a, 100), distance(b, 100))
-            usual = tl.max(tl.max(far, 1), 0) < (200 << 24)
-            m = a.to(tl.float64) * b.to(tl.float64)
-        else:
-            pair = a * b
-            usual = tl.max(tl.max(distance(pair, 60), 1), 0) < (120 << 24)
-            m = pair.to(tl.float64)
-        m = tl.reduce(in_groups(m, R, C, W, INNER), 2, multiply)
-        m, e = plain_parts(m)
-        m, e = product_of_groups(m, e, C // W)
+    quotient leaves one factor out."""
+    usual = tl.max(tl.max(distances(ELEMENT, a, b), 1), 0) < usual_distance(ELEMENT)
+    m = tl.reduce(in_groups(multiplied(ELEMENT, a, b), R, C, W, INNER), 2, multiply)
+    m, e = plain_parts(m)
+    m, e = product_of_groups(m, e, C // W)
     return m, e.to(tl.float64), usual
+
+
+@triton.jit
+def products_of_pairs(
+    ELEMENT: tl.constexpr,
+    a,
+    b,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """Significands and exponents of the products of W pairs, and how far from usual each pair is.
+    Of what is usual, they stay within f64."""
+    far = distances(ELEMENT, a, b)
+    m = tl.reduce(in_groups(multiplied(ELEMENT, a, b), R, C, W, INNER), 2, multiply)
+    m, e = plain_parts(m)
+    return m, e, far
+
+
+@triton.jit
+def multiplied(ELEMENT: tl.constexpr, a, b):
+    """The products of pairs as f64, of halves exact in f32 before."""
+    if ELEMENT == "f32":
+        return a.to(tl.float64) * b.to(tl.float64)
+    else:
+        return (a * b).to(tl.float64)
+
+
+@triton.jit
+def distances(ELEMENT: tl.constexpr, a, b):
+    """How far from usual each pair is."""
+    LOW: tl.constexpr = usual_reach(ELEMENT)
+    if ELEMENT == "f64":
+        return tl.maximum(distance_f64(a, LOW), distance_f64(b, LOW))
+    elif ELEMENT == "f32":
+        return tl.maximum(distance(a, LOW), distance(b, LOW))
+    else:
+        return distance(a * b, LOW)
+
+
+@triton.constexpr_function
+def usual_reach(element):
+    """Usual are factors, of halves the products of two, between 2^−reach and 2^reach."""
+    return {"f64": 400, "f32": 100}.get(element, 60)
+
+
+@triton.constexpr_function
+def usual_distance(element):
+    """What is usual is less far, by `distance` or `distance_f64`, from the least that is."""
+    return 2 * usual_reach(element) << (21 if element == "f64" else 24)
 
 
 @triton.jit
@@ -518,35 +569,52 @@ def product_of_groups(m, e, COUNT: tl.constexpr):
 
 
 @triton.jit
-def products_of_pairs(
-    a,
-    b,
-    R: tl.constexpr,
-    C: tl.constexpr,
-    W: tl.constexpr,
-    INNER: tl.constexpr,
-):
-    """The same of one piece of a row of halves: the products of groups, and how far from usual each
-    pair is."""
-    pair = a * b
-    far = distance(pair, 60)
-    m = tl.reduce(in_groups(pair.to(tl.float64), R, C, W, INNER), 2, multiply)
-    m, e = plain_parts(m)
-    return m, e, far
+def product_of_row(ELEMENT: tl.constexpr, m, e, far, MANY: tl.constexpr):
+    """The product of a single row, from significands below 2^MANY, exponents, and how far from
+    usual the factors of each were; and whether all are usual.
+
+    Threads meet once: what is not usual makes the product NaN. First each makes its significand one
+    near 1, so that no product of them needs to be taken apart on the way.
+    """
+    if m.shape[1] > 1024:
+        m, e = tl.reduce((by_threads(m), by_threads(e)), 2, times_few_parts)
+        far = tl.max(by_threads(far), 2)
+        m, e = near_one(m, e)
+    elif MANY * m.shape[1] > 1000:
+        m, e = near_one(m, e)
+    m = tl.where(far < usual_distance(ELEMENT), m, float("nan"))
+    m, e = tl.reduce((m, e), 1, times_few_parts)
+    usual = tl.max((m != m).to(tl.int32), 0) == 0
+    m, more = plain_parts(m)
+    return m, e + more, usual
 
 
 @triton.jit
-def joined_products(m, e, far, PIECES: tl.constexpr):
-    """Those of the row, from products of groups, of PIECES of them each."""
-    usual = tl.max(tl.max(far, 1), 0) < (120 << 24)
-    m, e = product_of_groups(m, e, m.shape[1] * PIECES)
-    return m, e.to(tl.float64), usual
+def by_threads(values):
+    """Values of a row as those of 1024 threads, or of fewer that have as many each."""
+    COUNT: tl.constexpr = values.shape[1]
+    return tl.permute(tl.reshape(values, (1, COUNT // 1024, 1024)), (0, 2, 1))
+
+
+@triton.jit
+def near_one(m, e):
+    """The same number, its significand between √½ and √2, or thereabouts."""
+    m, more = plain_parts(m)
+    large = tl.abs(m) > 1.4140625
+    return tl.where(large, 0.5 * m, m), e + more + large.to(tl.int32)
 
 
 @triton.jit
 def distance(x, LOW: tl.constexpr):
     """How far |x| is above 2^−LOW, in units of its last place; very far if below."""
     return (x.to(tl.uint32, bitcast=True) << 1) - ((127 - LOW) << 24)
+
+
+@triton.jit
+def distance_f64(x, LOW: tl.constexpr):
+    """The same of an f64, by its upper half."""
+    upper = (x.to(tl.uint64, bitcast=True) >> 32).to(tl.uint32)
+    return (upper << 1) - ((1023 - LOW) << 21)
 
 
 @triton.jit
@@ -589,7 +657,7 @@ def product_quotients(ELEMENT: tl.constexpr, share, scale, a, b, SCALED: tl.cons
     """share · scale² / a and / b; for halves by one reciprocal, of their product."""
     share, scale = share[:, None], scale[:, None]
     if ELEMENT == "f64":
-        da, db = share / a, share / b
+        da, db = share * reciprocal_f64(a), share * reciprocal_f64(b)
     elif ELEMENT == "f32":
         da, db = share * reciprocal(a), share * reciprocal(b)
     else:

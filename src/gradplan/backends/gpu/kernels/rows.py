@@ -9,14 +9,15 @@ from .formulas import (
     first_state,
     hits_of_pairs,
     in_f64,
+    in_groups,
     join,
     join_told,
-    joined_products,
     mapped,
     merge,
     numbers,
     product_of_others,
     product_of_pairs,
+    product_of_row,
     product_quotients,
     product_state,
     products_of_pairs,
@@ -321,16 +322,14 @@ def product_pieces(
         a = factors(raws[i][0], X, places[i][0][2], n, WIDE, 1, H, FULL)
         b = factors(raws[i][1], X, places[i][1][2], n, WIDE, 1, H, FULL)
         wide += ((a, b),)
-        if PIECES == 1:
-            s0, s1, usual = product_of_pairs(ELEMENT, a, b, 1, H, W, OUT == "t")
+        m, e, far = products_of_pairs(ELEMENT, a, b, 1, H, W, OUT == "t")
+        if i == 0:
+            ms, es, fars = m, e, far
         else:
-            m, e, far = products_of_pairs(a, b, 1, H, W, OUT == "t")
-            if i == 0:
-                ms, es, fars = m, e, far
-            else:
-                ms, es, fars = ms * m, es + e, tl.maximum(fars, far)
-    if PIECES > 1:
-        s0, s1, usual = joined_products(ms, es, fars, PIECES)
+            ms, es, fars = ms * m, es + e, tl.maximum(fars, far)
+    fars = tl.max(in_groups(fars, 1, H, W, OUT == "t"), 2)
+    s0, s1, usual = product_of_row(ELEMENT, ms, es, fars, PIECES)
+    s1 = s1.to(tl.float64)
     s2 = tl.zeros((1,), tl.float64)
     if PHASE == "cluster":
         if not usual:
