@@ -272,6 +272,8 @@ _PLACES: dict[str, tuple[str, Choice]] = {
     "tall_rows": ("std", _few_beside),
     "tall_parts": ("max", _many_parts),
     "ragged_eighths": ("log_softmax", [((16384, 5000), 1)]),
+    "even_rows": ("var", [((4096, 50304), 1)]),
+    "even_whole": ("softmax", [((16384, 5000), 1)]),
     "ragged_whole": ("prod", [((8192, 8191), 1)]),
     "ragged_warp": ("prod", [((1 << 16, 601), 1)]),
 }
@@ -428,6 +430,8 @@ FIELDS: dict[str, Ask | str] = {
     "tall_parts": _by_place((1, 4096)),
     "held_first": _by_place((0, 1)),
     "cluster_first": _by_place((0, 2, 4, 8), (0, 8)),
+    "edges_apart": _by_place((0, 1)),
+    "edges_always": _by_place((0, 1)),
     "walked_column_parts": _on(
         _probes("cumprod", (64, 2048, 512), 1, "bf16"),
         _probes("cummax", (64, 2048, 512), 1, "bf16"),

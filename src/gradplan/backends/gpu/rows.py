@@ -661,8 +661,21 @@ class _Rows:
         )
         if not ragged:
             return made
-        lanes = edge_lanes(self.n, self.item, r, warps) if self.edged else 0
-        return begun_anywhere(made, "ragged.row_ragged", _NOT_RAGGED, EDGES=lanes)
+        lanes, apart = self.lanes_of_edges(phase, r, warps)
+        return begun_anywhere(made, "ragged.row_ragged", _NOT_RAGGED, EDGES=lanes, APART=apart)
+
+    def lanes_of_edges(self, phase: str, r: int, warps: int) -> tuple[int, bool]:
+        """For what is beside the runs of rows, 0 where there is nothing; and whether each edge has
+        lanes of its own."""
+        table, op, element = self.table, self.desc.op, self.desc.element
+        place = {"cluster": "rows", "whole": "whole" if warps > 1 else "warp"}.get(phase, "")
+        if not self.edged:
+            apart = table.number_of(table.edges_always, f"even_{place}", op, element)
+        else:
+            apart = table.number_of(table.edges_apart, f"ragged_{place}", op, element)
+        if apart and r == 1:
+            return 2 * (16 // self.item), True
+        return (edge_lanes(self.n, self.item, r, warps) if self.edged else 0), False
 
     def threads(self, phase: str, parts: _Parts, every: bool) -> tuple[int, int, int]:
         """Warps, pieces and registers (0: as the compiler likes) of a tile, of which `every` one is

@@ -244,6 +244,11 @@ class Table:
     join: int
     """Carries joined at a time, of up to `join_lanes` rows."""
     join_lanes: int
+    edges_apart: ByPlace = ()
+    """Whether both edges of a row that begins anywhere have lanes of their own ..."""
+    edges_always: ByPlace = ()
+    """... and there are lanes for edges even where no row has any: the assembler takes loads in
+    another order then."""
     early: bool = False
     """Whether a launch may begin before the one before it has ended."""
     marks: bool = True
@@ -368,6 +373,16 @@ _SM_90 = Table(
         ("ragged_even", "log_softmax", 2048, 2048),
         ("ragged_even", "prod", 2048, 2048),
         ("ragged_even", "", 1, 1),
+    ),
+    edges_apart=(
+        ("ragged_rows", "softmax", 1, 1),
+        ("ragged_rows", "log_softmax", 1, 1),
+        ("ragged_rows", "max", 1, 1),
+        ("ragged_rows", "min", 1, 1),
+    ),
+    edges_always=(
+        ("even_rows", "var", 1, 0),
+        ("even_whole", "softmax", 0, 1),
     ),
     cluster_columns=(
         ("var", 0, 4, 16384, 4),
@@ -689,6 +704,8 @@ _INTERPRETER = Table(
     tall_parts=(),
     held_first=(),
     cluster_first=(),
+    edges_apart=(("ragged_warp", "max", 1, 1), ("ragged_warp", "log_softmax", 1, 1)),
+    edges_always=(("even_warp", "max", 1, 0), ("even_warp", "softmax", 0, 1)),
     lag=5,
     lag_bytes=1 << 20,
     strided_tile=128,
@@ -749,7 +766,7 @@ _INTERPRETER = Table(
 
 _OTHERS = replace(
     _SM_90,
-    registers=(),  # what is enough was found by compiling for sm_90
+    registers=(("ragged_whole", "prod", 128, 128),),  # others were found by compiling for sm_90
     cluster_rows=tuple(
         (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.cluster_rows
     ),
@@ -770,6 +787,7 @@ _SM_80 = replace(
     _OTHERS,
     early=False,
     tall_room=64 << 10,
+    registers=(),
     roomy=True,
     cluster=0,
     held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part

@@ -122,8 +122,7 @@ def write(target, value, mask, R: tl.constexpr, C: tl.constexpr, SPENT: tl.const
 
 @triton.jit
 def edges_apart(head, body, n, row_mask, V: tl.constexpr):
-    """The places [R, 2 · V] of both edges in their rows, and which there are: neighbours in memory
-    for neighbouring threads, as a kernel wants that writes more than it reads."""
+    """The places [R, 2 · V] of both edges in their rows, and which there are: V lanes for each."""
     lane = tl.arange(0, 2 * V)[None, :]
     behind = head + body + (lane - V)
     place = tl.where(lane < V, lane, behind)
@@ -249,10 +248,12 @@ def row_ragged(
     PAIRS: tl.constexpr,
     PIECES: tl.constexpr,
     EDGES: tl.constexpr,
+    APART: tl.constexpr,
 ):
     """A tile of R rows by C columns, and the edges of its rows: the phases are those of
     `rows.row_tiles`, and so are states and counters. Edges have EDGES lanes, as many as they can
-    be long together; 0 where 16 divides the address of each row, and its bytes."""
+    be long together, or, APART, half of them each; 0 where 16 divides the address of each row, and
+    its bytes."""
     pid = tl.program_id(0)
     if PHASE == "lagged":
         count = tl.num_programs(0) // 2
@@ -267,7 +268,7 @@ def row_ragged(
                 dy, x, y, out, joined, counter, row_dims, row_dy, row_x, row_y, row_out,
                 n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "second", R, C, W, 1, CAREFUL, PAIRS, PIECES,
-                EDGES,
+                EDGES, APART,
             )  # fmt: skip
             leave(counter, parts)
         else:
@@ -275,7 +276,7 @@ def row_ragged(
                 dy, x, y, out, states, counter, row_dims, row_dy, row_x, row_y, row_out,
                 n, p, q, parts, tile, part, total,
                 KIND, TIES, ELEMENT, DY, X, Y, OUT, "partial", R, C, W, K, CAREFUL, PAIRS, PIECES,
-                EDGES,
+                EDGES, APART,
             )  # fmt: skip
             if arrive(counter, parts):
                 join_tile(
@@ -295,6 +296,7 @@ def row_ragged(
             dy, x, y, out, states, counters, row_dims, row_dy, row_x, row_y, row_out,
             n, p, q, parts, tile, part, total,
             KIND, TIES, ELEMENT, DY, X, Y, OUT, PHASE, R, C, W, K, CAREFUL, PAIRS, PIECES, EDGES,
+            APART,
         )  # fmt: skip
 
 
@@ -305,7 +307,7 @@ def ragged_tile(
     KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, PHASE: tl.constexpr, R: tl.constexpr,
     C: tl.constexpr, W: tl.constexpr, K: tl.constexpr, CAREFUL: tl.constexpr, PAIRS: tl.constexpr,
-    PIECES: tl.constexpr, EDGES: tl.constexpr,
+    PIECES: tl.constexpr, EDGES: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """One part of a tile of rows, in pieces one after the other (see `rows.row_pieces`)."""
     Q: tl.constexpr = C // PIECES
@@ -328,7 +330,10 @@ def ragged_tile(
     if PHASE != "whole":
         begin = part.to(n.dtype) * C
     if EDGES > 0:
-        place, there = edges_of(head, body, n, row_mask, EDGES)
+        if APART:
+            place, there = edges_apart(head, body, n, row_mask, EDGES // 2)
+        else:
+            place, there = edges_of(head, body, n, row_mask, EDGES)
         if PHASE != "whole":
             there &= part == 0
     slot = states
