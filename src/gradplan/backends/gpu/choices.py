@@ -79,7 +79,7 @@ def _barred(desc: Any, strides: Strides, table: Table, other: str) -> str:
         table = replace(table, tall_programs=(0, 0))
         if choose(desc, strides, table).variant == other:
             return "lines come first: rows so few, or in so many parts (tall_rows, tall_parts)"
-    if other in ("resident", "held"):
+    if other == "resident":
         apart = replace(table, cluster_first=())
         if choose(desc, strides, apart).variant == other:
             return "a cluster comes first for rows so long (cluster_first)"
