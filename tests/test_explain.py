@@ -187,6 +187,14 @@ def test_the_command_says_why_rows_are_not_held(capsys, shape):
         assert "it would take" in told["held"]
 
 
+def test_the_command_says_why_a_row_is_not_kept_whole(capsys):
+    argv = ["max", "--shape", "1024x32768", "--axis", "1", "--dtype", "f32", "--arch", "sm_90"]
+    found = json.loads(explained(capsys, *argv, "--json"))
+    assert found["variant"] == "cluster"
+    told = {other["variant"]: other["why"] for other in found["others"]}
+    assert "cluster_first" in told["resident"]
+
+
 def test_the_command_measures_the_cpu(capsys, monkeypatch):
     monkeypatch.setattr(bandwidth.clocks, "cpu_copy_bandwidth", lambda *_, **__: 12e9)
     found = json.loads(explained(capsys, "mean", "--shape", "64x1000x3", "--axis", "0,2", "--json"))

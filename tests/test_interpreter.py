@@ -201,7 +201,7 @@ def test_rows_side_by_side_that_begin_anywhere(spec, element):
     assert_none(missed)
 
 
-TALL = [spec for spec in SPECS if spec.engine is Engine.ROW_STATE and spec.kind != "prod"]
+TALL = [spec for spec in SPECS if spec.engine is Engine.ROW_STATE]
 
 
 @problems(TALL)

@@ -706,4 +706,10 @@ def test_training_is_the_same_to_rounding_and_to_the_bit(which, ran):
     assert first == second
     assert ran
     assert plain[-1] < 0.7 * plain[0]
-    torch.testing.assert_close(torch.tensor(first), torch.tensor(plain), rtol=2e-3, atol=1e-5)
+    assert first[-1] < 0.7 * first[0]
+    # Later the transformer's training magnifies any rounding: torch's own strays from its own in
+    # f64 by 0.3 to 66 %, as the processor and the seed have it.
+    steps = 30 if which == "transformer" else 200
+    torch.testing.assert_close(
+        torch.tensor(first[:steps]), torch.tensor(plain[:steps]), rtol=1e-5, atol=0
+    )

@@ -75,6 +75,9 @@ _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((8192, 4095), (0,)),  # columns that begin anywhere
     ((300_000, 100), (0,)),  # few columns, in lines
     ((300_000, 680), (0,)),  # ... in lines as long as they may be
+    ((64, 57_421), (1,)),  # few rows that begin anywhere, in parts half as large
+    ((131, 135_395), (1,)),  # ... and long ones, in parts twice as large
+    ((2, 262_145), (1,)),  # products in small parts that are read twice
 )
 _MANY_AXES: tuple[tuple[Shape, Axes], ...] = (
     ((64, 32, 48), (0, 2)),

@@ -39,6 +39,7 @@ _EIGHTHS = 8  # of a tile: pieces of rows that fill only some of them ...
 _LONG_TILE = 4096  # ... by kinds that would take more registers only up to this
 _FEW_THREADS = 1024  # elements a warp
 _LONGEST = 32768  # of which two programs fit into the registers of a processor
+_PRODUCT_WARPS = 8  # the most for products in clusters: by 16 those of f64 take a third longer
 _LIGHT = (ElementKind.F32, ElementKind.BF16)
 _TERMS = 4096
 _F16_MORE = 24  # registers, than bf16 of pieces
@@ -127,15 +128,15 @@ def _reads(made: Program) -> int:
 
 def _chosen(rows: _Rows) -> Program:
     """Whole rows, or those that no program keeps alone."""
-    made = rows.whole_ragged() if rows.begins_anywhere else rows.resident()
-    if made is not None and not rows.longest(made):
-        return made
+    whole = rows.whole_ragged() if rows.begins_anywhere else rows.resident()
+    if whole is not None and not rows.longest(whole):
+        return whole
     parts = rows.cut_ragged() if rows.begins_anywhere else rows.cut("cluster")
     clustered = parts is not None and parts.number <= rows.table.cluster
     if parts is not None and clustered and rows.rather_in(parts):
         return rows.cluster(parts)
-    if made is not None:
-        return made
+    if whole is not None:
+        return whole
     held = rows.held()
     first = rows.table.number_of(
         rows.table.held_first, f"held_{rows.layout}", rows.desc.op, rows.desc.element
@@ -328,8 +329,11 @@ class _Rows:
         """Whether rows are taken by a cluster where another way would keep them too."""
         table, op, element = self.table, self.desc.op, self.desc.element
         most = table.number_of(table.cluster_first, f"long_{self.layout}", op, element)
-        full = self.n == parts.c * parts.number and self.even
-        return full and self.capped and parts.number <= most
+        return self.full_parts(parts) and self.capped and parts.number <= most
+
+    def full_parts(self, parts: _Parts) -> bool:
+        """Whether nothing of the parts of a row needs a mask."""
+        return self.even and self.n == parts.c * parts.number
 
     def cut(self, way: str) -> _Parts | None:
         """Parts for a cluster or to be read twice, if the table has a size for them."""
@@ -354,10 +358,14 @@ class _Rows:
         uneven = not self.even and (not self.capped or way == "cluster")
         if uneven or (self.n % c and (self.product or way == "cluster")):
             each //= 4 if self.columns and self.full > 1 and not self.capped else 2
+            if self.product and not self.half and way == "cluster":
+                each = max(each, room // _PRODUCT_WARPS)
         # Few threads, lest one program's registers be all that a processor has.
         if self.few_threads:
             each = _FEW_THREADS
-        return _Parts(r, c, max(1, min(32, c * r // each)), -(-self.n // c))
+        # One warp has no room for the products of parts that it joins.
+        least = 2 if self.product and way == "lagged" else 1
+        return _Parts(r, c, max(least, min(32, c * r // each)), -(-self.n // c))
 
     @property
     def few_threads(self) -> bool:
@@ -613,8 +621,7 @@ class _Rows:
         if phase not in ("whole", "cluster") or parts.r > 1 or not runs:
             return 0
         least = 1 if self.product else 0
-        full = self.n == parts.c * parts.number and self.even
-        if not each or not full or self.desc.op in _COUNTS:
+        if not each or not self.full_parts(parts) or self.desc.op in _COUNTS:
             return least
         return max(1, parts.c // (32 * parts.warps) // each)
 
@@ -716,7 +723,9 @@ class _Rows:
         if phase == "cluster" or (phase == "whole" and parts.c > table.ragged_short):
             each = table.number_of(table.at_once, "ragged_rows", op, element)
             pieces = max(1, parts.c // (32 * warps) // each) if each else 1
-            if element is not ElementKind.F16 or self.product:
+            # Of products so few are enough for parts of that size alone.
+            fits = parts.c == table.part_of("ragged_rows", op, element)[0]
+            if fits if self.product else element is not ElementKind.F16:
                 registers = table.number_of(table.registers, "ragged_rows", op, element)
         elif phase == "whole" and parts.r == 1 and parts.c == up(parts.c):
             place = "ragged_warp" if warps == 1 else "ragged_whole"

@@ -705,7 +705,7 @@ _INTERPRETER = Table(
     held_first=(),
     cluster_first=(),
     edges_apart=(("ragged_warp", "max", 1, 1), ("ragged_warp", "log_softmax", 1, 1)),
-    edges_always=(("even_warp", "max", 1, 0), ("even_warp", "softmax", 0, 1)),
+    edges_always=(("even_warp", "max", 1, 0),),
     lag=5,
     lag_bytes=1 << 20,
     strided_tile=128,
@@ -766,7 +766,6 @@ _INTERPRETER = Table(
 
 _OTHERS = replace(
     _SM_90,
-    registers=(("ragged_whole", "prod", 128, 128),),  # others were found by compiling for sm_90
     cluster_rows=tuple(
         (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.cluster_rows
     ),
@@ -774,7 +773,8 @@ _OTHERS = replace(
         (kind, a, max(8, w), b, max(8, v)) for kind, a, w, b, v in _SM_90.ragged_rows
     ),
     edges_always=(),  # found by measuring on sm_90
-    # For the stack.
+    # For the stack; what is enough for others was found by compiling for sm_90.
+    registers=(("ragged_whole", "prod", 128, 128),),
     held_scans=(("cumprod", 8192, 4, 4096, 4), *_SM_90.held_scans),
     held_masked=(("softmax", 136, 144, 152, 136), *_SM_90.held_masked),
     held_classes=(

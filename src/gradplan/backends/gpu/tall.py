@@ -1,5 +1,5 @@
-"""The launches of the engine *row state then map* for a long axis beside few rows (`kernels.tall`),
-and when they are for a problem."""
+"""The launches of the engine *row state then map* for a long axis beside few rows (`kernels.tall`,
+`kernels.tall_products`), and when they are for a problem."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ _STAGES = 3
 where a processor has no room for them."""
 _FEW = 4
 """Lines of a program of the last launch, where nothing is joined."""
-_MARKED, _MARKED_BYTES = 2048, 8192
-"""Lanes of a line at most, and bytes, of which bits are left."""
-_THREE = 3
-"""Numbers of a row."""
+_NARROW, _NARROW_BYTES = 2048, 8192
+"""Lanes of a line at most, and bytes, of which bits are left, or whose products are kept."""
+_SLOTS, _NUMBERS = {ReduceKind.PROD: 3}, {ReduceKind.PROD: 6}
+"""Numbers of a state, otherwise one, and of a row, otherwise three."""
 _BITS = 8
 """Lines whose elements leave a bit each in a word."""
+_PAIRS = 2
+"""Products of two factors that are multiplied before their exponents are taken out."""
 _ENOUGH = 1024
 """Lines at least: below, three launches take longer than what they save."""
 _JOIN_WARPS = 8
@@ -59,10 +61,33 @@ _NAMES = {
         "KIND TIES ELEMENT DY X Y STAGES L G EARLY",
     ),
     "tall.tall_shares": (f"out joined bits row_dims row_out {_SIZES}", "ELEMENT STAGES L EARLY"),
+    "tall_products.tall_products": (
+        f"x room states row_dims row_x {_SIZES}",
+        "ELEMENT STAGES L G F H EARLY",
+    ),
+    "tall_products.tall_product_numbers": (
+        "dy states joined row_dims row_dy p q chunks total",
+        "ELEMENT DY R K EARLY",
+    ),
+    "tall_products.tall_quotients": (
+        f"dy x out joined row_dims row_dy row_x row_out {_SIZES} total",
+        "ELEMENT DY STAGES L G EARLY",
+    ),
 }
 """The arguments and the constants of the kernels."""
 _BY_ROW = ("r", "u", "n")
 _COUNTS = (ReduceKind.MAX, ReduceKind.MIN)
+_SUMS = ("tall.tall_states", "tall.tall_numbers", "tall.tall_map")
+_WAYS = {
+    ReduceKind.MAX: ("tall.tall_marks", "tall.tall_numbers", "tall.tall_shares"),
+    ReduceKind.MIN: ("tall.tall_marks", "tall.tall_numbers", "tall.tall_shares"),
+    ReduceKind.PROD: (
+        "tall_products.tall_products",
+        "tall_products.tall_product_numbers",
+        "tall_products.tall_quotients",
+    ),
+}
+"""The launches of a kind: states of chunks, numbers of rows, gradients."""
 
 
 def program(rows: Any, p: float, q: float) -> Program | None:
@@ -71,7 +96,7 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     geometry, modes, item = rows.geometry, rows.modes, rows.item
     reduction = rows.desc.category is OpCategory.REDUCTION
     met = (1,) if reduction else (0, 2)
-    fit = table.tall_programs[0] > 0 and rows.columns and not (rows.product or rows.ordered)
+    fit = table.tall_programs[0] > 0 and rows.columns and not rows.ordered
     fit = fit and rows.many == 1 and all(modes[k] == "c" for k in (*met, 3))
     if not fit or not all(modes[k] in _BY_ROW for k in range(3) if k not in met):
         return None
@@ -84,8 +109,8 @@ def program(rows: Any, p: float, q: float) -> Program | None:
         return None
     marked = rows.desc.op in _COUNTS
     longest = table.tall_bytes // item
-    if marked:
-        longest = min(longest, _MARKED, _MARKED_BYTES // item)
+    if marked or rows.product:
+        longest = min(longest, _NARROW, _NARROW_BYTES // item)
     lanes, width = _line(wide, run, longest)
     count = rows.n * wide // width if width else 0
     most = table.tall_programs[item > 2]
@@ -97,14 +122,17 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     together = max(1, _TOGETHER // item * 32 * warps // lanes // len(met))
     if marked:
         together = _BITS
+    elif rows.product:
+        together = 2 * _PAIRS
     whole = count // together
     each = max(-(-_LINES // together), -(-whole * blocks // most))
     chunks = -(-whole // each)
     few = -(-_FEW // together)
     pieces = -(-whole // few)
-    states = _aligned(8 * blocks * chunks * width)
-    joined = states + _aligned(8 * blocks * chunks * wide)
-    bits = joined + _aligned(8 * _THREE * blocks * wide)
+    slots, numbers = _SLOTS.get(rows.desc.op, 1), _NUMBERS.get(rows.desc.op, 3)
+    states = _aligned(8 * slots * blocks * chunks * width)
+    joined = states + _aligned(8 * slots * blocks * chunks * wide)
+    bits = joined + _aligned(8 * numbers * blocks * wide)
     words = blocks * -(-rows.n * wide // (width * _BITS)) * width if marked else 0
     folded = up(min(wide, _FOLDED))
     room = {
@@ -131,14 +159,15 @@ def program(rows: Any, p: float, q: float) -> Program | None:
         "F": max(1, _FOLDED // folded),
         "H": folded,
         "R": _ROWS,
-        "K": _CHUNKS,
+        "K": _CHUNKS // (4 if rows.product else 1),  # whose parts take registers
         "EARLY": table.early,
     }
     aligned = ("width", *(f"row_{geometry.names[k]}:1" for k in lying))
+    first, second, last = _WAYS.get(rows.desc.op, _SUMS)
 
     def step(kernel: str, grid: int, parts: int, each: int, stages: int = 1) -> Step:
         names, own = _NAMES[kernel]
-        own_warps = _JOIN_WARPS if kernel == "tall.tall_numbers" else warps
+        own_warps = _JOIN_WARPS if kernel == second else warps
         here = {**given, "chunks": Int(parts, "i32"), "each": Int(each, "i32")}
         fixed = {**constants, "STAGES": stages}
         return Step(
@@ -150,19 +179,16 @@ def program(rows: Any, p: float, q: float) -> Program | None:
             registers=all_registers(own_warps) if own_warps > 8 else 0,
             alignment=run,
             aligned=aligned,
-            early=table.early and kernel not in ("tall.tall_states", "tall.tall_marks"),
+            early=table.early and kernel != first,
         )
 
-    first, last = (
-        ("tall.tall_marks", "tall.tall_shares") if marked else ("tall.tall_states", "tall.tall_map")
-    )
     # By way of shared memory where the compiler would wait for a line before it asks for the next.
     ahead = 2 if marked or rows.desc.op == SoftmaxKind.LOG_SOFTMAX else 1
     group = together * lanes * item * (1 if reduction else 2)
     stages = _STAGES if (_STAGES - 1) * group <= table.tall_room else _STAGES - 1
     steps = (
         step(first, blocks * chunks, chunks, each, stages),
-        step("tall.tall_numbers", blocks * -(-wide // _ROWS), chunks, each),
+        step(second, blocks * -(-wide // _ROWS), chunks, each),
         step(last, blocks * pieces, pieces, few, ahead),
     )
     twice = ("x",) if reduction else ("dy", "y")
@@ -213,4 +239,5 @@ def workspace_bytes(desc: Any, n: int, rows: int, table: Table) -> int:
     # A chunk has so many lines that what is left of it is less than so much of it.
     lines = min(programs * most, 2 * rows * n // _LINES + most)
     words = rows * n // _BITS + programs * most if desc.op in _COUNTS else 0
-    return 8 * (lines + programs * min(rows, most) + _THREE * rows) + words + 3 * 16
+    left = _SLOTS.get(desc.op, 1) * (lines + programs * min(rows, most))
+    return 8 * (left + _NUMBERS.get(desc.op, 3) * rows) + words + 3 * 16

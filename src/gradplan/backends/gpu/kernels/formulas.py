@@ -499,9 +499,8 @@ def product_of_pairs(
 ):
     """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
     quotient leaves one factor out."""
-    usual = tl.max(tl.max(distances(ELEMENT, a, b), 1), 0) < usual_distance(ELEMENT)
-    m = tl.reduce(in_groups(multiplied(ELEMENT, a, b), R, C, W, INNER), 2, multiply)
-    m, e = plain_parts(m)
+    m, e, far = products_of_pairs(ELEMENT, a, b, R, C, W, INNER)
+    usual = tl.max(tl.max(far, 1), 0) < usual_distance(ELEMENT)
     m, e = product_of_groups(m, e, C // W)
     return m, e.to(tl.float64), usual
 
@@ -574,7 +573,8 @@ def product_of_row(ELEMENT: tl.constexpr, m, e, far, MANY: tl.constexpr):
     usual the factors of each were; and whether all are usual.
 
     Threads meet once: what is not usual makes the product NaN. First each makes its significand one
-    near 1, so that no product of them needs to be taken apart on the way.
+    near 1, so that no product of them needs to be taken apart on the way: 1024 of them stay within
+    2^±513, and f64 reaches to 2^±1022. Without it 1000 bits are as much as may come together.
     """
     if m.shape[1] > 1024:
         m, e = tl.reduce((by_threads(m), by_threads(e)), 2, times_few_parts)
@@ -591,14 +591,15 @@ def product_of_row(ELEMENT: tl.constexpr, m, e, far, MANY: tl.constexpr):
 
 @triton.jit
 def by_threads(values):
-    """Values of a row as those of 1024 threads, or of fewer that have as many each."""
+    """Values of a row, [1, COUNT], as [1, 1024, COUNT / 1024]: what lies along the last axis is in
+    one thread, of 1024 or of fewer."""
     COUNT: tl.constexpr = values.shape[1]
     return tl.permute(tl.reshape(values, (1, COUNT // 1024, 1024)), (0, 2, 1))
 
 
 @triton.jit
 def near_one(m, e):
-    """The same number, its significand between √½ and √2, or thereabouts."""
+    """The same number, the magnitude of its significand between √½ and √2, or thereabouts."""
     m, more = plain_parts(m)
     large = tl.abs(m) > 1.4140625
     return tl.where(large, 0.5 * m, m), e + more + large.to(tl.int32)
@@ -648,7 +649,8 @@ def product_numbers(ELEMENT: tl.constexpr, s0, s1, s2, dy, row_mask):
 
 @triton.constexpr_function
 def product_reach(element):
-    """Usual are factors of f32, and products of two halves, between 2^−reach and 2^reach."""
+    """What may be taken for usual anywhere: factors of f32, and products of two halves, between
+    2^−reach and 2^reach; at least `usual_reach`, and what held rows take for it."""
     return 100 if element == "f32" else 80
 
 

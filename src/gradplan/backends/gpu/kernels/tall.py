@@ -284,6 +284,19 @@ def tall_numbers(
         at = (chunk + some)[None, :].to(tl.int64) * rows + number[:, None]
         state += tl.sum(tl.load(first + at, mask=mask, other=0.0), 1)
     state = state + 0.0  # the compiler takes a sum over a loop that is used once alone
+    leave_numbers(
+        dy, y, joined, row_dims, row_dy, row_y, p, q, total, block, number, there, state, state,
+        state, KIND, TIES, ELEMENT, DY, Y,
+    )  # fmt: skip
+
+
+@triton.jit
+def leave_numbers(
+    dy, y, joined, row_dims, row_dy, row_y, p, q, total, block, number, there, s0, s1, s2,
+    KIND: tl.constexpr, TIES: tl.constexpr, ELEMENT: tl.constexpr, DY: tl.constexpr,
+    Y: tl.constexpr,
+):  # fmt: skip
+    """The `numbers` of some rows, from their states."""
     TYPE: tl.constexpr = tl.float64 if ELEMENT == "f64" else tl.float32
     dy_at = lines_of(dy, DY, block, row_dims, row_dy)
     y_at = lines_of(y, Y, block, row_dims, row_y)
@@ -293,8 +306,8 @@ def tall_numbers(
         a = a.to(TYPE)
     if by_row(Y):
         c = c.to(TYPE)
-    k0, k1, k2 = numbers(KIND, TIES, ELEMENT, state, state, state, a, c, p, q, there)
-    slot = number_of(joined, block, rows, number, ELEMENT)
+    k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, a, c, p, q, there)
+    slot = number_of(joined, block, row_dims[0], number, ELEMENT)
     tl.store(slot, k0, mask=there)
     tl.store(slot + total, k1, mask=there)
     tl.store(slot + 2 * total, k2, mask=there)
