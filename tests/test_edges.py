@@ -39,6 +39,51 @@ def test_a_split_cumprod_keeps_zeros_where_a_chunk_alone_would_overflow():
     assert not dx[0, 1:].any()
 
 
+@pytest.mark.parametrize(
+    ("element", "saved"), [(F32, False), (np.float64, False), (np.float64, True)]
+)
+@pytest.mark.parametrize("beside", [1, 3])
+def test_products_of_chunks_may_leave_the_range_that_those_of_the_row_keep(element, saved, beside):
+    """A chunk of 8192 steps goes down 339 decades, where y stays within 170 of 1."""
+    log = np.zeros(36_000)
+    log[:4096], log[8192 : 2 * 8192], log[2 * 8192 : 20_480] = 0.0953, -0.0953, 0.0953
+    x = np.repeat(np.exp(log).astype(element)[:, None], beside, 1)
+    exact = x.astype(np.longdouble)
+    y = np.cumprod(exact, 0)
+    for places in (slice(None), slice(-1, None)):
+        dy = np.zeros_like(x)
+        dy[places] = 1
+        expected = np.empty_like(exact)
+        arrived = np.zeros(beside, np.longdouble)
+        for k in reversed(range(len(x))):
+            arrived = dy[k] + (exact[k + 1] * arrived if k + 1 < len(x) else 0)
+            expected[k] = arrived * (y[k - 1] if k else 1)
+        dx = gp.cumprod_backward(dy, x, y.astype(element) if saved else None, axis=0)
+        fits = np.abs(expected) < np.finfo(element).max
+        np.testing.assert_allclose(
+            dx[fits], expected[fits].astype(element), rtol=1e-6 if element is F32 else 1e-12
+        )
+
+
+def test_an_infinity_before_a_zero_in_a_long_row_of_a_product():
+    x = np.ones((1, 40_000))
+    x[0, 30_000], x[0, 30_005] = np.inf, 0
+    dx = gp.cumprod_backward(np.ones_like(x), x)
+    np.testing.assert_array_equal(dx, gp.cumprod_backward(np.ones_like(x), x, preference=REFERENCE))
+    assert dx[0, 0] == np.inf
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_a_large_difference_loses_in_f64(saved):
+    """Where all larger gradients are NaN, the small one is what its row is held to."""
+    x = np.array([551.4892302111513, -24.00995183691867])
+    dy = np.array([np.nan, -1.244924361134788])
+    y = np.logaddexp.accumulate(x) if saved else None
+    dx = gp.logcumsumexp_backward(dy, x, y)
+    assert np.isnan(dx[0])
+    np.testing.assert_allclose(dx[1], -1.44219459017866376e-250, rtol=1e-15)
+
+
 def test_a_sum_beyond_f32_does_not_spoil_log_softmax():
     dy = np.full((1, 400), 1e36, F32)
     y = np.full((1, 400), -np.log(400.0), F32)

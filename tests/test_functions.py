@@ -1077,3 +1077,16 @@ def test_what_equals_an_earlier_question_is_not_yet_the_same():
 
 def test_names_and_members_are_one_key():
     assert {gp.TieRule.FIRST: 1}["first"] == 1
+
+
+@pytest.mark.parametrize("function", [gp.var_backward, gp.prod_backward])
+def test_a_missing_x_is_named(function):
+    with pytest.raises(gp.InvalidProblem, match=f"^{function.__name__} needs x, and it is missing"):
+        function(np.ones(3), None)
+
+
+@pytest.mark.parametrize("function", [gp.max_backward, gp.min_backward, gp.cummin_backward])
+def test_an_unknown_rule_of_ties_is_named(function):
+    x = np.ones(3)
+    with pytest.raises(gp.InvalidProblem, match=f"^{function.__name__}: ties: expected one of spl"):
+        function(x, x, x, ties="some")

@@ -141,9 +141,9 @@ class _Descriptor:
             object.__setattr__(self, name, value)
 
 
-def _ties(spec: KindSpec, given: Any, unused: TieRule) -> TieRule:
+def _ties(me: str, spec: KindSpec, given: Any, unused: TieRule) -> TieRule:
     """The rule given, which a kind without ties does not look at."""
-    return TieRule.coerce(given) if spec.ties else unused
+    return TieRule.coerce(given, me, "ties") if spec.ties else unused
 
 
 def _saved(spec: KindSpec, name: str, shape: tuple[int, ...], el: ElementKind) -> list[Operand]:
@@ -171,10 +171,10 @@ class SoftmaxBackwardDescriptor(_Descriptor):
         me = type(self).__name__
         shape = _shape(me, "input_shape", self.input_shape)
         self._set(
-            kind=SoftmaxKind.coerce(self.kind),
+            kind=SoftmaxKind.coerce(self.kind, me, "kind"),
             input_shape=shape,
             softmax_axis=_axis(me, "softmax_axis", self.softmax_axis, len(shape)),
-            element=ElementKind.coerce(self.element),
+            element=ElementKind.coerce(self.element, me, "element"),
         )
 
     @property
@@ -208,9 +208,9 @@ class BinaryParamBackwardDescriptor(_Descriptor):
         me = type(self).__name__
         param = number_of(f"{me}: param", self.param)
         self._set(
-            kind=BinaryKind.coerce(self.kind),
+            kind=BinaryKind.coerce(self.kind, me, "kind"),
             shape=_shape(me, "shape", self.shape),
-            element=ElementKind.coerce(self.element),
+            element=ElementKind.coerce(self.element, me, "element"),
             param=param + 0.0,  # −0 and 0 compare equal, so they are one problem
         )
 
@@ -262,15 +262,15 @@ class ScanBackwardDescriptor(_Descriptor):
 
     def __post_init__(self) -> None:
         me = type(self).__name__
-        kind = ScanKind.coerce(self.kind)
+        kind = ScanKind.coerce(self.kind, me, "kind")
         shape = _shape(me, "input_shape", self.input_shape)
         self._set(
             kind=kind,
             input_shape=shape,
             scan_axis=_axis(me, "scan_axis", self.scan_axis, len(shape)),
-            element=ElementKind.coerce(self.element),
+            element=ElementKind.coerce(self.element, me, "element"),
             reverse=bool(self.reverse),
-            ties=_ties(spec_of(self.category, kind), self.ties, TieRule.FIRST),
+            ties=_ties(me, spec_of(self.category, kind), self.ties, TieRule.FIRST),
         )
 
     @property
@@ -313,7 +313,7 @@ class ReduceBackwardDescriptor(_Descriptor):
 
     def __post_init__(self) -> None:
         me = type(self).__name__
-        kind = ReduceKind.coerce(self.kind)
+        kind = ReduceKind.coerce(self.kind, me, "kind")
         spec = spec_of(self.category, kind)
         shape = _shape(me, "input_shape", self.input_shape)
         given: Any = self.reduce_axis
@@ -330,9 +330,9 @@ class ReduceBackwardDescriptor(_Descriptor):
             kind=kind,
             input_shape=shape,
             reduce_axis=tuple(axes),
-            element=ElementKind.coerce(self.element),
+            element=ElementKind.coerce(self.element, me, "element"),
             correction=correction,
-            ties=_ties(spec, self.ties, TieRule.SPLIT),
+            ties=_ties(me, spec, self.ties, TieRule.SPLIT),
         )
 
     @property
@@ -389,8 +389,8 @@ class EmbeddingBackwardDescriptor(_Descriptor):
             num_embeddings=rows,
             embedding_dim=_int(me, "embedding_dim", self.embedding_dim, 0),
             num_indices=_int(me, "num_indices", self.num_indices, 0),
-            element=ElementKind.coerce(self.element),
-            index=IndexKind.coerce(self.index),
+            element=ElementKind.coerce(self.element, me, "element"),
+            index=IndexKind.coerce(self.index, me, "index"),
             padding_idx=padding,
             accumulate=bool(self.accumulate),
             scale_grad_by_freq=bool(self.scale_grad_by_freq),

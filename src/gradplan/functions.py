@@ -41,7 +41,7 @@ from .plans import (
     ScanBackwardPlan,
     SoftmaxBackwardPlan,
 )
-from .registry import spec_of
+from .registry import Need, spec_of
 from .sku import PlanPreference
 from .views import (
     Layout,
@@ -127,7 +127,9 @@ class _Function:
         self.plan = plan
         self.descriptor = descriptor
         self.kind = kind
-        self.name = name = spec_of(descriptor.category, kind).function
+        spec = spec_of(descriptor.category, kind)
+        self.name = name = spec.function
+        self.needs_x = spec.x is Need.REQUIRED
         self.dy, self.x, self.y = f"{name}: dy", f"{name}: x", f"{name}: y"
         self.axis, self.out = f"{name}: axis", f"{name}: out"
         self.asked: dict[Any, Any] = {}
@@ -330,7 +332,8 @@ def _scan(
     stream: Any,
     ties: Any = TieRule.FIRST,
 ) -> Any:
-    run, ties = _SCANS[kind], TieRule.coerce(ties)
+    run = _SCANS[kind]
+    ties = TieRule.coerce(ties, run.name, "ties")
     return run(dy, x, y, axis, out, preference, stream, reverse=bool(reverse), ties=ties)
 
 
@@ -501,6 +504,8 @@ class _Reduction(_Function):
         try:
             return tuple(map(operator.index, shape))
         except TypeError:
+            if shape is None and self.needs_x:
+                raise InvalidProblem(f"{self.name} needs x, and it is missing") from None
             if not isinstance(shape, Iterable):
                 message = f"{self.name}: shape must be a tuple of ints, got {shape!r}"
                 raise InvalidProblem(message) from None
@@ -599,7 +604,7 @@ def max_backward(
         out,
         preference,
         stream,
-        ties=TieRule.coerce(ties),
+        ties=TieRule.coerce(ties, "max_backward", "ties"),
     )
 
 
@@ -627,7 +632,7 @@ def min_backward(
         out,
         preference,
         stream,
-        ties=TieRule.coerce(ties),
+        ties=TieRule.coerce(ties, "min_backward", "ties"),
     )
 
 

@@ -42,8 +42,8 @@ class Named(StrEnum):
         return None
 
     @classmethod
-    def coerce(cls, value: Any) -> Self:
-        """The member itself, or the member of that name."""
+    def coerce(cls, value: Any, *where: str) -> Self:
+        """The member itself, or the member of that name; `where` it stands, for the message."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -53,7 +53,8 @@ class Named(StrEnum):
         if member is not None:
             return member  # type: ignore[return-value]
         names = ", ".join(member.value for member in cls)
-        raise cls._unknown(f"{cls.__name__}: expected one of {names}, got {value!r}")
+        place = ": ".join(where or (cls.__name__,))
+        raise cls._unknown(f"{place}: expected one of {names}, got {value!r}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}.{self.name}"

@@ -564,10 +564,10 @@ def _place_scan_memory(meta: array[int], chunks: int, states: int, checkpoints: 
         meta[word], size = size, size + _lines(more)
 
     if chunks:
-        place(at.PARTIALS, 16 * chunks)
+        place(at.PARTIALS, 24 * chunks)
         place(at.CARRIES, 8 * chunks)
     if chunks and states:
-        place(at.STATES, 8 * states * chunks)
+        place(at.STATES, 8 * max(2, states) * chunks)  # a product is two numbers
     if states:
         meta[at.SLOT_BYTES] = _lines(8 * states * checkpoints)
         place(at.CHECKPOINTS, meta[at.SLOT_BYTES] * max_threads())

@@ -1,6 +1,7 @@
 """How inner functions are compiled: for kernels only, with no way in from Python.
 
-`inlined` may be summed in lanes (reassociation); `ordered` keeps its operations in order;
+`inlined` may be summed in lanes (reassociation); `ordered` keeps its operations in order, and is
+never called: a formula of two exponentials is so long that LLVM would, and not vectorise its loop;
 `unfused` rounds each of them, also where a product and a sum could be one instruction.
 """
 
@@ -23,7 +24,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
-    return njit(function, fastmath={"contract"}, **_OPTIONS)
+    return njit(function, fastmath={"contract"}, forceinline=True, **_OPTIONS)
 
 
 def unfused(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -116,6 +116,23 @@ def _lost_f32(x, y, d):
 
 
 @ordered
+def exp_f64_of_difference(x, y):
+    """exp(x − y): what the difference loses in rounding, which is much where it is large, is
+    multiplied in again."""
+    d = x - y
+    e = exp_f64(d)
+    return e + e * lost_f64(x, y, d)
+
+
+@ordered
+def lost_f64(x, y, d):
+    """What d = x − y has lost in rounding."""
+    back = d - x
+    lost = (x - (d - back)) - (y + back)
+    return lost if lost == lost else 0.0  # at infinities
+
+
+@ordered
 def exp_f32_of_difference(x, y):
     """exp(x − y) of two f32: what the difference loses in rounding is multiplied in again."""
     d = x - y

@@ -31,8 +31,10 @@ from .exponential import (
     exp_f32,
     exp_f32_of_difference,
     exp_f64,
+    exp_f64_of_difference,
     exp_scaled,
     exp_scaled_of_difference,
+    lost_f64,
 )
 from .lowlevel import bits_of_f64, f64_of_bits
 
@@ -516,16 +518,44 @@ _LARGEST, _SMALLEST = 1.7976931348623157e308, 5e-324
 
 
 @ordered
-def saturating(a, b):
-    """a · b for the product of a chunk, which meets numbers that the product step by step would
-    not have met: finite factors stay finite and nonzero ones nonzero, so that neither inf · 0
-    nor 0 · inf arises from range alone."""
-    p = a * b
-    if abs(p) == np.inf and abs(a) != np.inf and abs(b) != np.inf:
-        return _LARGEST if p > 0.0 else -_LARGEST
-    if p == 0.0 and a != 0.0 and b != 0.0:
-        return _SMALLEST if (a > 0.0) == (b > 0.0) else -_SMALLEST
-    return p
+def times(m, e, x):
+    """m · 2^e · x as such a pair: the product of a chunk leaves the range of f64 where those of the
+    row, of which it is a quotient, do not. |m| stays within 2^±300 unless it is 0, infinite or NaN;
+    scaling by powers of two rounds nothing."""
+    big, small = abs(x) > 2.0**400, abs(x) < 2.0**-400
+    x = x * (2.0**-600 if big else 2.0**600 if small else 1.0)
+    e += 600.0 if big else -600.0 if small else 0.0
+    m = m * x
+    big, small = abs(m) > 2.0**300, abs(m) < 2.0**-300
+    m = m * (2.0**-600 if big else 2.0**600 if small else 1.0)
+    return m, e + (600.0 if big else -600.0 if small else 0.0)
+
+
+@ordered
+def value_of(m, e):
+    """m · 2^e as one number."""
+    for least in (600.0, 1200.0, 1800.0):
+        m = m * (2.0**600 if e >= least else 2.0**-600 if e <= -least else 1.0)
+    return m
+
+
+@ordered
+def sent_on(m, e, S):
+    """m · 2^e · S, where m · 2^e alone may be out of range."""
+    m, e = times(m, e, S)
+    return value_of(m, e)
+
+
+@ordered
+def settled(m, e):
+    """m · 2^e, of which range alone makes neither 0 nor infinity: in the row the next factor might
+    have brought it back."""
+    value = value_of(m, e)
+    if value == 0.0 and m != 0.0:
+        return _SMALLEST if m > 0.0 else -_SMALLEST
+    if abs(value) == np.inf and abs(m) != np.inf:
+        return _LARGEST if m > 0.0 else -_LARGEST
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -545,9 +575,9 @@ class RecurrenceFormula:
     slots: int
     identity: tuple[float, ...] = ()
     forward: Scalar | None = None
-    total: Scalar | None = None
-    """`forward` for the state of a whole chunk, where that must be kept from overflow."""
     merge: Scalar | None = None
+    product: bool = False
+    """Whether the state is the product of all x, and has no `merge`: see `times`."""
     out: Scalar
     gain: Scalar
     chosen: bool = False
@@ -574,12 +604,6 @@ def recurrence_formula(
         def forward(s, x):
             return (s[0] * x,)
 
-        def total(s, x):
-            return (saturating(s[0], x),)
-
-        def merge(s, t):
-            return (saturating(s[0], t[0]),)
-
         def out(S, x, before, after):
             return before[0] * S
 
@@ -591,8 +615,7 @@ def recurrence_formula(
             slots=1,
             identity=(1.0,),
             forward=ordered(forward),
-            total=ordered(total),
-            merge=ordered(merge),
+            product=True,
             out=ordered(out),
             gain=ordered(gain),
         )
@@ -601,7 +624,7 @@ def recurrence_formula(
         return _running_extremum(kind == ScanKind.CUMMAX, ties is TieRule.LAST)
 
     if kind == ScanKind.LOG_CUMSUM_EXP:
-        return _log_cumsum_exp_of_y(element) if from_y else _log_cumsum_exp()
+        return _log_cumsum_exp_of_y(element) if from_y else _log_cumsum_exp(element)
 
     raise KeyError(kind)
 
@@ -645,7 +668,7 @@ def _log_cumsum_exp_of_y(element: ElementKind) -> RecurrenceFormula:
 
     def out(S, x, before, after):
         if exact:
-            w = exp_f64(x - after[0])
+            w = exp_f64_of_difference(x, after[0])
         elif careful:
             w = exp_scaled_of_difference(np.float32(x), np.float32(after[0]))
         else:
@@ -653,8 +676,11 @@ def _log_cumsum_exp_of_y(element: ElementKind) -> RecurrenceFormula:
         return 0.0 if x == -np.inf else w * S
 
     def gain(x, before, after):
-        d = before[0] - after[0]
-        return 1.0 if before[0] == after[0] else decay_f32(d) if half else exp_f64(d)
+        if before[0] == after[0]:
+            return 1.0
+        if half:
+            return decay_f32(before[0] - after[0])
+        return exp_f64_of_difference(before[0], after[0])
 
     return RecurrenceFormula(
         uses_x=True,
@@ -666,18 +692,29 @@ def _log_cumsum_exp_of_y(element: ElementKind) -> RecurrenceFormula:
     )
 
 
-def _log_cumsum_exp() -> RecurrenceFormula:
+def _log_cumsum_exp(element: ElementKind) -> RecurrenceFormula:
     """y = m + log E is kept as (m, E): the running maximum and the sum of exp(x − m).
 
     One exponential t = exp(−|x − m|) a step serves both cases: a new maximum scales the old sum
     by t, any other x adds t. Neither a logarithm nor y itself is ever needed.
     """
+    exact = element is ElementKind.F64
 
     @ordered
     def t_of(x, m):
         t = exp_f64(-abs(x - m))
         t = 1.0 if x == m else t
         return 0.0 if x == -np.inf else t
+
+    @ordered
+    def exact_t_of(x, m):
+        # A sum does not show what a small term has lost, but a gradient that is small itself does.
+        t = t_of(x, m)
+        if exact:
+            d = x - m
+            lost = lost_f64(x, m, d) * (1.0 if d < 0.0 else -1.0)
+            t = t + t * lost
+        return t
 
     def forward(s, x):
         m, total = s
@@ -695,13 +732,15 @@ def _log_cumsum_exp() -> RecurrenceFormula:
 
     def out(S, x, before, after):
         m = before[0]
-        w = (1.0 if x > m else t_of(x, m)) / after[1]
+        t = exact_t_of(x, m)
+        w = (1.0 if x > m else t) / after[1]
         w = np.nan if x == np.inf else w  # exp(inf − inf)
         return 0.0 if x == -np.inf else w * S
 
     def gain(x, before, after):
         m, total = before
-        c = total * (t_of(x, m) if x > m else 1.0) / after[1]
+        t = exact_t_of(x, m)
+        c = total * (t if x > m else 1.0) / after[1]
         same = (after[1] == 0.0) | ((m == np.inf) & (after[1] == after[1]))
         return 1.0 if same else c
 

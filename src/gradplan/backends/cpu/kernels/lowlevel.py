@@ -40,7 +40,19 @@ _STORAGE = {
     ElementKind.BF16: _I16,
     ElementKind.F64: _F64,
 }
-_SCOPES = ("in", "out", "tmp", "stage", "tile a", "tile b", "tile c", "tile d", "tile e")
+_SCOPES = (
+    "in",
+    "out",
+    "tmp",
+    "stage",
+    "tile a",
+    "tile b",
+    "tile c",
+    "tile d",
+    "tile e",
+    "tile f",
+    "tile g",
+)
 
 
 def _scoped(builder: Any, instruction: Any, scope: str) -> Any:
@@ -394,7 +406,7 @@ def _raw(storage: Any, numba_type: Any, scope: str | None) -> tuple[Any, Any]:
 
 
 def make_tile(name: str) -> tuple[Any, Any]:
-    """A load and a store of doubles in one of a kernel's tiles ("a" to "e")."""
+    """A load and a store of doubles in one of a kernel's tiles ("a" to "g")."""
     return _raw(_F64, types.float64, f"tile {name}")
 
 

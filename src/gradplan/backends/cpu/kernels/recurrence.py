@@ -9,7 +9,7 @@ the lanes. Chunks have a fixed length, so bits do not depend on the number of th
 
 - FUSED: everything, where rows are enough to go round;
 - FORWARD, FORWARD_COMBINE: the scan's state at each chunk's start;
-- PARTIAL: what each chunk sends on, as T ↦ partial + gain · T;
+- PARTIAL: what each chunk sends on, as T ↦ partial + gain · 2^e · T;
 - COMBINE: the carry that arrives at each chunk;
 - APPLY: each chunk with its carry.
 
@@ -24,7 +24,7 @@ from typing import Any
 from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined, ordered
-from .formulas import recurrence_formula, saturating
+from .formulas import recurrence_formula, sent_on, settled, times
 from .lowlevel import (
     LANES,
     float_load,
@@ -46,6 +46,8 @@ d_load, d_store = make_tile("a")
 x_load, x_store = make_tile("b")
 carry_load, carry_store = make_tile("d")
 gain_load, gain_store = make_tile("e")
+total_load, total_store = make_tile("f")
+power_load, power_store = make_tile("g")
 # x + (−0.0) is x, bit for bit.
 _NOTHING = -0.0
 
@@ -55,13 +57,15 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
     formula = recurrence_formula(kind, element, ties, from_y=False)
     load, store = make_load(element, True), make_store(element, True)
     slots, chosen, identity = formula.slots, formula.chosen, formula.identity
+    product = formula.product
+    left = 2 if product else slots  # numbers that a chunk leaves of its state
     size = element.size_bytes
     out, gain, forward, merge = formula.out, formula.gain, formula.forward, formula.merge
     state_load, state_store = make_tuple_memory(slots, "tile c")
     kept_load, kept_store = make_tuple_memory(slots)
     # Pitch between the numbers of a state: a tile of them, with one step before the first.
     pitch = TILE + MAX_LANES
-    scratch = make_scratch(3 * TILE + pitch * slots + 2 * MAX_LANES)
+    scratch = make_scratch(3 * TILE + pitch * slots + 3 * MAX_LANES)
 
     @ordered
     def send(g, S):
@@ -111,7 +115,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
             k = whole - back
             turn_back(tile + 8 * k * LANES, address + size * k * ks, js, int(ks < 0))
 
-    def steps_of(fixed, forward=forward):
+    def steps_of(fixed):
         # The sequential loops, for any number of lanes or for one known to the compiler.
         @ordered
         def advance(xs, states, steps, lanes):
@@ -136,8 +140,6 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
 
     advance_any, carry_any = steps_of(0)
     advance_8, carry_8 = steps_of(LANES)
-    # Whole chunks may need a product that does not overflow.
-    run_total, _ = steps_of(0, formula.total or forward)
 
     @ordered
     def run_forward(xs, states, steps, w):
@@ -164,11 +166,27 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
             d_store(ds, i, out(d_load(ds, i), x_load(xs, i), before, after))
 
     @ordered
-    def multiply_gains(gs, gains, steps, w):
+    def multiply(xs, totals, powers, steps, w):
         for k in range(steps):
             for j in range(w):
-                kept = float_load(gains, j)
-                float_store(gains, j, saturating(kept, gain_load(gs, k * w + j)))
+                m, e = total_load(totals, j), power_load(powers, j)
+                m, e = times(m, e, x_load(xs, k * w + j))
+                total_store(totals, j, m)
+                power_store(powers, j, e)
+
+    @ordered
+    def multiply_gains(gs, gains, powers, steps, w):
+        for back in range(steps):
+            k = steps - 1 - back
+            for j in range(w):
+                g, kept = gain_load(gs, k * w + j), total_load(gains, j)
+                if chosen:
+                    total_store(gains, j, kept * g)
+                else:
+                    # What arrived at a factor 0 is a 0 in a sum: an infinity does not meet it.
+                    m, e = times(kept, power_load(powers, j), g)
+                    total_store(gains, j, kept if kept == 0.0 else m)
+                    power_store(powers, j, e)
 
     @ordered
     def combine(m, ws, lo, hi):
@@ -179,19 +197,31 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
             for back in range(chunks):
                 c = row * chunks + chunks - 1 - back
                 float_store(carries, c, T)
-                partial = float_load(partials, 2 * c)
+                partial, g = float_load(partials, 3 * c), float_load(partials, 3 * c + 1)
                 # The far end receives nothing, which is not the same as gain · 0.
-                T = partial if back == 0 else partial + send(float_load(partials, 2 * c + 1), T)
+                if back == 0:
+                    T = partial
+                elif chosen:
+                    T = partial + send(g, T)
+                else:
+                    T = partial + sent_on(g, float_load(partials, 3 * c + 2), T)
 
     @ordered
     def combine_forward(m, ws, lo, hi):
         chunks, states = meta(m, at.CHUNKS), ws + meta(m, at.STATES)
         for row in range(lo, hi):
-            s = identity
-            for c in range(row * chunks, (row + 1) * chunks):
-                own = kept_load(states, c * slots, 1)
-                kept_store(states, c * slots, 1, s)
-                s = merge(s, own)
+            if product:
+                total, power = 1.0, 0.0
+                for c in range(row * chunks, (row + 1) * chunks):
+                    own, more = float_load(states, c * left), float_load(states, c * left + 1)
+                    float_store(states, c * left, settled(total, power))
+                    total, power = times(total, power + more, own)
+            else:
+                s = identity
+                for c in range(row * chunks, (row + 1) * chunks):
+                    own = kept_load(states, c * left, 1)
+                    kept_store(states, c * left, 1, s)
+                    s = merge(s, own)
 
     def recurrence(call, slot, lo, hi):
         m, ws, phase = meta(call, at.META), meta(call, at.WORKSPACE), meta(call, at.PHASE)
@@ -215,6 +245,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
         gs = states + 8 * pitch * slots
         carry = gs + 8 * TILE
         gains = carry + 8 * MAX_LANES
+        powers = gains + 8 * MAX_LANES
         checkpoints = ws + meta(m, at.CHECKPOINTS) + slot * meta(m, at.SLOT_BYTES)
         partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
         chunk_states = ws + meta(m, at.STATES)
@@ -246,12 +277,13 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
             tiles = (length + steps - 1) // steps
             for j in range(w):
                 carry_store(carry, j, _NOTHING)
-                float_store(gains, j, 1.0)
+                total_store(gains, j, 1.0)
+                power_store(powers, j, 0.0)
                 if phase == at.APPLY:
                     carry_store(carry, j, float_load(carries, c0 + j * c_step))
                 state_store(states, j, pitch, identity)
                 if phase == at.PARTIAL or phase == at.APPLY:
-                    s = kept_load(chunk_states, (c0 + j * c_step) * slots, 1)
+                    s = kept_load(chunk_states, (c0 + j * c_step) * left, 1)
                     state_store(states, j, pitch, s)
             for tile in range(tiles):
                 k0 = tile * steps
@@ -263,17 +295,21 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
                     if tile + 1 == tiles:
                         break
                 fill_x(xs, x + size * k0 * kx, kx, jx, count, w)
-                if phase == at.FORWARD:
-                    run_total(xs, states, count, w)
-                else:
-                    run_forward(xs, states, count, w)
+                if phase == at.FORWARD and product:
+                    multiply(xs, gains, powers, count, w)
+                    continue
+                run_forward(xs, states, count, w)
                 for j in range(w):
                     s = state_load(states, count * w + j, pitch)
                     state_store(states, j, pitch, s)
             if phase == at.FORWARD:
                 for j in range(w):
-                    spot = (c0 + j * c_step) * slots
-                    kept_store(chunk_states, spot, 1, state_load(states, j, pitch))
+                    spot = (c0 + j * c_step) * left
+                    if product:
+                        float_store(chunk_states, spot, total_load(gains, j))
+                        float_store(chunk_states, spot + 1, power_load(powers, j))
+                    else:
+                        kept_store(chunk_states, spot, 1, state_load(states, j, pitch))
                 continue
             for back in range(tiles):
                 tile = tiles - 1 - back
@@ -291,12 +327,14 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
                     for j in range(begins):
                         d_store(ds, j, d_load(ds, j) + carry_load(carry, j))
                 if phase == at.PARTIAL:
-                    multiply_gains(gs, gains, count, w)
+                    multiply_gains(gs, gains, powers, count, w)
                 else:
                     empty(ds, o + size * k0 * ko, ko, jo, count, w)
             if phase == at.PARTIAL:
                 for j in range(w):
-                    float_store(partials, 2 * (c0 + j * c_step), carry_load(carry, j))
-                    float_store(partials, 2 * (c0 + j * c_step) + 1, float_load(gains, j))
+                    spot = 3 * (c0 + j * c_step)
+                    float_store(partials, spot, carry_load(carry, j))
+                    float_store(partials, spot + 1, total_load(gains, j))
+                    float_store(partials, spot + 2, power_load(powers, j))
 
     return recurrence

@@ -8,7 +8,7 @@ a fixed length, which are the lanes where there are no rows beside them, so bits
 the number of threads:
 
 - FUSED: everything, where rows are enough to go round;
-- PARTIAL: what each chunk sends on, as T ↦ partial + gain · T;
+- PARTIAL: what each chunk sends on, as T ↦ partial + gain · 2^e · T;
 - COMBINE: the carry that arrives at each chunk;
 - APPLY: each chunk with its carry.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined, ordered, unfused
-from .formulas import recurrence_formula, saturating
+from .formulas import recurrence_formula, sent_on, times
 from .lowlevel import (
     LANES,
     LINE,
@@ -46,6 +46,8 @@ TILE = 4096
 """Elements of a tile."""
 
 carry_load, carry_store = make_tile("d")
+total_load, total_store = make_tile("f")
+power_load, power_store = make_tile("g")
 # x + (−0.0) is x, bit for bit.
 _NOTHING = -0.0
 
@@ -74,7 +76,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
     grouped = formula.grouped
     stage_elements = STAGE_BYTES // size
     stage_pitch = STAGE_BYTES + LINE
-    carries_room = make_scratch(2 * MAX_LANES)
+    carries_room = make_scratch(3 * MAX_LANES)
     stage_room = make_scratch(4 * stage_pitch // 8 + 512)
 
     @ordered
@@ -140,7 +142,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
     one_staged, four_staged = steps_with(stage_store)
 
     @ordered
-    def measure(d, x, y, before_y, has_before, carry, gains, w):
+    def measure(d, x, y, before_y, has_before, carry, gains, powers, w):
         # A step of PARTIAL: what is sent on, and the product of the gains.
         for j in range(w):
             vd, vx, after = values(d, x, y, j)
@@ -149,8 +151,14 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                 before = (load(before_y, j),)
             g = gain(vx, before, after)
             carry_store(carry, j, send(g, vd + carry_load(carry, j)))
-            if uses_x:
-                float_store(gains, j, saturating(float_load(gains, j), g))
+            if chosen:
+                total_store(gains, j, total_load(gains, j) * g)
+            elif uses_x:
+                # What arrived at a factor 0 is a 0 in a sum: an infinity does not meet it.
+                kept = total_load(gains, j)
+                m, e = times(kept, power_load(powers, j), g)
+                total_store(gains, j, kept if kept == 0.0 else m)
+                power_store(powers, j, e)
 
     @ordered
     def combine(m, ws, lo, hi):
@@ -161,9 +169,14 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
             for back in range(chunks):
                 c = row * chunks + chunks - 1 - back
                 float_store(carries, c, T)
-                partial = float_load(partials, 2 * c)
+                partial, g = float_load(partials, 3 * c), float_load(partials, 3 * c + 1)
                 # The far end receives nothing, which is not the same as gain · 0.
-                T = partial if back == 0 else partial + send(float_load(partials, 2 * c + 1), T)
+                if back == 0:
+                    T = partial
+                elif chosen or not uses_x:
+                    T = partial + send(g, T)
+                else:
+                    T = partial + sent_on(g, float_load(partials, 3 * c + 2), T)
 
     @inlined
     def sweep(
@@ -345,6 +358,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
         forwards = kd == size and (not stateful or (kx == size and ky == size))
         carry = carries_room()
         gains = carry + 8 * MAX_LANES
+        powers = gains + 8 * MAX_LANES
         room = stage_room()
         partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
         tiles, lane_room = tiles_room(), lane_stage()
@@ -378,7 +392,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
             o = meta(call, at.OUT) + size * base[3] + k_start * ko
             for j in range(w):
                 carry_store(carry, j, _NOTHING)
-                float_store(gains, j, 1.0)
+                total_store(gains, j, 1.0)
+                power_store(powers, j, 0.0)
                 if phase == at.APPLY:
                     carry_store(carry, j, float_load(carries, c0 + j * c_step))
             if direct:
@@ -387,7 +402,8 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                         k = length - 1 - back
                         has = k > 0 or begins == 0
                         y_k = y + k * ky
-                        measure(dy + k * kd, x + k * kx, y_k, y_k - ky, has, carry, gains, w)
+                        d_k, x_k = dy + k * kd, x + k * kx
+                        measure(d_k, x_k, y_k, y_k - ky, has, carry, gains, powers, w)
                 else:
                     sweep(
                         dy,
@@ -440,6 +456,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                                 True,
                                 carry,
                                 gains,
+                                powers,
                                 w,
                             )
                         continue
@@ -472,8 +489,10 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                         empty(o_tile, target, ko, jo, count, w)
             if phase == at.PARTIAL:
                 for j in range(w):
-                    float_store(partials, 2 * (c0 + j * c_step), carry_load(carry, j))
-                    float_store(partials, 2 * (c0 + j * c_step) + 1, float_load(gains, j))
+                    spot = 3 * (c0 + j * c_step)
+                    float_store(partials, spot, carry_load(carry, j))
+                    float_store(partials, spot + 1, total_load(gains, j))
+                    float_store(partials, spot + 2, power_load(powers, j))
         if streaming:
             fence()
 
