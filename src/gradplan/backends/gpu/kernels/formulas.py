@@ -499,8 +499,10 @@ def product_of_pairs(
 ):
     """Significand and exponent of Π a·b, and whether all of a and b are usual: then a plain
     quotient leaves one factor out."""
-    m, e, far = products_of_pairs(ELEMENT, a, b, R, C, W, INNER)
-    usual = tl.max(tl.max(far, 1), 0) < usual_distance(ELEMENT)
+    # Not by `products_of_pairs`: tiles of several rows were measured in this order of instructions.
+    usual = tl.max(tl.max(distances(ELEMENT, a, b), 1), 0) < usual_distance(ELEMENT)
+    m = tl.reduce(in_groups(multiplied(ELEMENT, a, b), R, C, W, INNER), 2, multiply)
+    m, e = plain_parts(m)
     m, e = product_of_groups(m, e, C // W)
     return m, e.to(tl.float64), usual
 
