@@ -343,7 +343,7 @@ def test_every_kernel_is_met():
     """What `programs` may launch, these tests launch."""
     met = set()
     for spec in SPECS:
-        if spec.kind in ("softmax", "max", "lerp", "cummax", "log_cumsum_exp", "embedding"):
+        if spec.kind in ("softmax", "max", "prod", "lerp", "cummax", "log_cumsum_exp", "embedding"):
             for problem in covering(spec, ElementKind.F32):
                 program = program_of(problem)
                 met |= {step.kernel for step in (*program.steps, *program.apart)}

@@ -714,7 +714,8 @@ def workspace_bound(desc: Any) -> int:
         slots = {ScanKind.CUMSUM: 0, ScanKind.LOG_CUMSUM_EXP: 2}.get(desc.kind, 1)
         bound = 0
         if n > 4 * _SCAN_CHUNK:
-            bound = (24 + 8 * slots) * rows * -(-n // _SCAN_CHUNK) + 4 * 64
+            left = 8 * max(2, slots) if slots else 0  # of its state by a chunk
+            bound = (32 + left) * rows * -(-n // _SCAN_CHUNK) + 4 * 64
         # A tile has at most 64 lanes, and a lane leaves a checkpoint every 32 steps or more.
         longest = min(n, _CHECKPOINTED)
         return bound + max_threads() * _lines(8 * slots * 64 * -(-longest // 32))

@@ -38,6 +38,9 @@ _BITS = 8
 """Lines whose elements leave a bit each in a word."""
 _PAIRS = 2
 """Products of two factors that are multiplied before their exponents are taken out."""
+_QUOTIENTS = 80
+"""Registers of what gives the gradients of products: with 72, the assembler's choice, halves keep 8
+bytes on the stack of an sm_100."""
 _ENOUGH = 1024
 """Lines at least: below, three launches take longer than what they save."""
 _JOIN_WARPS = 8
@@ -170,13 +173,14 @@ def program(rows: Any, p: float, q: float) -> Program | None:
         own_warps = _JOIN_WARPS if kernel == second else warps
         here = {**given, "chunks": Int(parts, "i32"), "each": Int(each, "i32")}
         fixed = {**constants, "STAGES": stages}
+        fewest = _QUOTIENTS if rows.product and kernel == last else 0
         return Step(
             kernel=kernel,
             grid=grid,
             arguments=tuple((name, here[name]) for name in names.split()),
             constants=tuple((name, fixed[name]) for name in own.split()),
             warps=own_warps,
-            registers=all_registers(own_warps) if own_warps > 8 else 0,
+            registers=all_registers(own_warps) if own_warps > 8 else fewest,
             alignment=run,
             aligned=aligned,
             early=table.early and kernel != first,
