@@ -63,7 +63,9 @@ JOBS = {
     "log_split": ("log_cumsum_exp", (2, 40_000), (2, 140), "f32", ("y",), {}),
     "log_tiled": ("log_cumsum_exp", (600, 9000), (4, 140), "f32", ("y",), {}),
     "scan_halves": ("cumsum", (300, 8192), (3, 140), "bf16", (), {}),
+    "scan_split_uneven": ("cummin", (2, 32_768, 100), (1, 64, 5), "f64", (), {}),
     "embedding": ("embedding", (20_000, 96, 300), (90, 5, 9), "f32", (), {"accumulate": False}),
+    "few": ("embedding", (300, 300, 1000), (5, 11, 9), "bf16", (), {"accumulate": False}),
 }
 WITH_WORKSPACE = (
     "held",
@@ -92,6 +94,7 @@ WITH_WORKSPACE = (
     "scan_split",
     "log_split",
     "log_tiled",
+    "scan_split_uneven",
     "embedding",
 )
 
@@ -176,7 +179,7 @@ def named_for(name):
     if name in ("embedding", "scan_halves"):
         return "sorted" if name == "embedding" else "tiled"
     return re.sub(
-        "^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan|_sums|_doubles)?(_anywhere)?$",
+        "^(scan|log)_|(_scan)?(_product|_far|_marks|_logs|_scan|_sums|_doubles)?(_anywhere|_uneven)?$",
         "",
         name,
     )

@@ -8,9 +8,10 @@ import pytest
 import gradplan as gp
 from covering import spec_of
 from gradplan import cases
-from gradplan.cases import Case, Data
+from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind
-from interpreting import MARKS, TRITON, check
+from gradplan.registry import ELEMENTS
+from interpreting import MARKS, TRITON, check, outcome_of
 
 pytest.importorskip("triton")
 
@@ -20,7 +21,7 @@ pytestmark = MARKS
 @pytest.mark.parametrize(
     ("count", "rows", "index", "accumulate"),
     [
-        (1, 1, "i32", True),  # one word, no digit to sort by
+        (7, 1, "i32", True),  # no digit to sort by
         (31, 3, "i64", False),  # one short of a block
         (32, 4, "i32", True),  # a block; the skipped rows' number needs one bit more
         (33, 63, "i64", True),  # a second block of one word
@@ -40,6 +41,50 @@ def test_indices_of_any_number_are_sorted(count, rows, index, accumulate):
             accumulate=accumulate,
         )
         check([Case(desc=desc, data=data, seed=count)])
+
+
+def told(element, count, dim=11, rows=7, **options):
+    return cases.describe(spec_of("embedding"), element, (count, dim, rows), (), **options)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6])
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_few_indices_are_summed_in_one_launch(element, count):
+    """More columns than a program takes, positions than are read at a time, and rows than are
+    zeroed at a time, in every layout; options take turns."""
+    few = gp.PlanPreference(backend="triton", max_workspace_bytes=0)
+    asked = cases.options_of(spec_of("embedding"), element)
+    for k, layout in enumerate(Layout, count):
+        if layout is Layout.IN_PLACE:
+            continue
+        fields, _ = asked[k % len(asked)]
+        desc = told(element, count, rows=(7, 40)[k % 2], **fields)
+        for data in (Data.RANDOM, Data.TIES, Data.NAN_IN_DY):
+            problem = cases.Problem(Case(desc=desc, layout=layout, data=data, seed=k))
+            launch_it = problem.plan("cpu", few).bind(problem.args())
+            assert (launch_it.sku.variant, launch_it.workspace_size) == ("few", 0)
+            assert not outcome_of(problem, launch_it)
+
+
+@pytest.mark.parametrize("by_count", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_few_indices_leave_the_bits_of_many(accumulate, by_count):
+    """The same rows behind others that name nothing: sorted, and not sorted."""
+    rng = np.random.default_rng(3)
+    for turn in range(6):
+        indices = rng.choice([-1, 0, 2, 2, 5, 9, 1 << 40], 6).reshape(2, 3)
+        dout = rng.standard_normal((2, 3, 5)).astype(np.float32)
+        if turn == 0:
+            dout[...] = -0.0
+        table = rng.standard_normal((2, 9, 5)).astype(np.float32)
+        table[1] = table[0]
+        options = {"scale_grad_by_freq": by_count, "preference": TRITON, "accumulate": accumulate}
+        gp.embedding_backward(dout, indices, 9, out=table[0], **options)
+        skipped = np.full((40, 3), -1)
+        more = np.concatenate([np.full((40, 3, 5), np.nan, np.float32), dout])
+        indices = np.concatenate([skipped, indices])
+        gp.embedding_backward(more, indices, 9, out=table[1], **options)
+        np.testing.assert_array_equal(table[0].view("u4"), table[1].view("u4"))
 
 
 @pytest.mark.parametrize("position", [0, 39, 40, -1, 1 << 40])

@@ -12,8 +12,9 @@ import pytest
 import gradplan as gp
 from covering import HALVES, SPECS, problems, program_of, spec_of
 from gradplan import cases
-from gradplan.backends.gpu import launch, table, walked
+from gradplan.backends.gpu import launch, programs, table, walked
 from gradplan.cases import Case, Layout
+from gradplan.geometry import c_strides, told_strides
 from gradplan.kinds import ElementKind, OpCategory
 from gradplan.registry import ELEMENTS, Engine, Need
 from interpreting import (
@@ -486,7 +487,7 @@ def test_a_nan_that_arrives_does_not_reach_weights_of_zero(element):
 
 
 def test_a_limit_of_the_workspace_takes_the_bits_away():
-    desc = cases.describe(spec_of("cummax"), ElementKind.F32, (2, 4), (1,))
+    desc = cases.describe(spec_of("cummax"), ElementKind.F32, (16, 4), (1,))
     frugal = replace(TRITON, max_workspace_bytes=0)
     problem = cases.Problem(Case(desc=desc, without=("y",)))
     plan = problem.plan("cpu", frugal)
@@ -495,6 +496,44 @@ def test_a_limit_of_the_workspace_takes_the_bits_away():
     assert plan.bind(problem.args()).sku.variant == "resident_recomputed"
     plan.run(problem.args())
     assert problem.outcome(plan.precision_guarantee.relative_error).ok
+
+
+@problems([spec for spec in WALKED if spec.kind != "cumsum"], ELEMENTS)
+def test_rows_side_by_side_that_fill_no_tile_come_after_the_others(spec, element):
+    """In tiles of their own; what remains then is masked. Options take turns."""
+    few = replace(table.table_of("interpreter"), scan_fill=99, fill=99)
+    asked = cases.options_of(spec, element)
+    for k in range(2):
+        fields, without = asked[(k + 2 * ELEMENTS.index(element)) % len(asked)]
+        desc = cases.describe(spec, element, (32, 21), (0,), **fields)
+        data = cases.data_of(spec)[k % len(cases.data_of(spec))]
+        problem = cases.Problem(Case(desc=desc, without=without, data=data, seed=k))
+        with table.using("interpreter", few):
+            launch_it = bound(problem)
+            assert not outcome_of(problem, launch_it)
+            why = program_of(problem).why
+        if element is not ElementKind.F64:
+            assert "that fill no tile" in why
+
+
+@pytest.mark.parametrize(
+    ("shape", "pieces"),
+    [
+        ((65536, 128), [(32, True)]),
+        ((65536, 100), [(32, True), (4, True)]),
+        ((65536, 109), [(32, True), (8, True), (8, False)]),
+        ((50000, 100), [(32, False)]),  # nor does the axis fill a tile
+        ((2, 65536, 4, 25), [(32, True), (4, True)]),  # two axes that are one
+    ],
+)
+def test_rows_side_by_side_are_cut_where_tiles_end(shape, pieces):
+    axis = shape.index(max(shape))
+    desc = cases.describe(spec_of("log_cumsum_exp"), ElementKind.F32, shape, (axis,))
+    strides = {name: told_strides(shape, c_strides(shape)) for name in ("dy", "x", "y", "dx")}
+    steps = programs.choose(desc, strides, table.table_of("sm_90")).steps
+    met = [dict(step.constants) for step in steps]
+    found = [(one["R"], one["FULL"]) for one in met if one.get("PHASE") == "apply"]
+    assert found == pieces
 
 
 def test_what_arrives_may_be_beyond_the_range_of_f32():

@@ -363,6 +363,11 @@ _SCANS = (
 _LARGE = _probes("embedding", (128256, 4096, 32768), draw=Draw.ZIPF)
 _SMALL = _probes("embedding", (50304, 768, 262144), draw=Draw.ZIPF)
 _SAME = _probes("embedding", (50304, 768, 262144), elements="f32", draw=Draw.SAME)
+_FEW = (
+    *_probes("embedding", (50304, 768, 512), draw=Draw.ZIPF),
+    *_probes("embedding", (8192, 4096, 512), draw=Draw.ZIPF),
+    *_probes("embedding", (8192, 4096, 512), draw=Draw.SAME),
+)
 
 FIELDS: dict[str, Ask | str] = {
     "fill": _on(_FEW_ROWS),
@@ -471,6 +476,11 @@ FIELDS: dict[str, Ask | str] = {
     "chained_many": _by_kind("cumprod", [((1024, 32768), 1), ((1024, 131072), 1)], 512, 16384),
     "chained_from": _on(_probes("cumprod", (4096, 16384)), _probes("cumprod", (8192, 8192))),
     "chain": _on(_probes("cumprod", (1, 1 << 27)), _probes("cumprod", (64, 1 << 20))),
+    "evened": _on(
+        _probes("cummax", (65536, 1000), 0),
+        _probes("cumprod", (65536, 1000), 0),
+        values=lambda now: [(), now, ("cumprod", *now)],
+    ),
     "scan_chunk": _RARE,
     "side": _by_side(_side_by_side),
     "short_side": _by_side([((1024, 64, 1024), 1)], short=True),
@@ -507,6 +517,16 @@ FIELDS: dict[str, Ask | str] = {
     "mark_blocks": "only whether it is much more or less than a few hundred blocks tells",
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
+    "few_indices": _on(_FEW, _probes("embedding", (8192, 4096, 1024), draw=Draw.ZIPF)),
+    "few_columns": _on(_FEW),
+    "few_words": _on(_FEW),
+    "few_warps": _on(_FEW),
+    "few_zeros": _on(_probes("embedding", (8192, 4096, 512), draw=Draw.ZIPF)),
+    "marks_from": _on(
+        _probes("cummax", (64, 64), 1, without=_NO_Y),
+        _probes("cummax", (1024, 64), 1, without=_NO_Y),
+        values=lambda now: [now // 8, now, 8 * now],
+    ),
     "join": _on(_WIDE_ELEMENTS),
     "join_lanes": _on(_probes("cumprod", (1 << 20, 64), 0, without=_NO_Y)),
     "early": "what the architecture can",

@@ -143,8 +143,9 @@ def current_device() -> int:
 _KERNELS = (
     "arithmetic", "tiles", "waiting", "formulas", "rows", "ragged",
     "stretches", "log_tiles", "recurrence", "joins",
-    "line_memory", "line_scans", "forwards", "lines", "chains", "winners", "segments", "moves",
-    "tall", "tall_products", "hearing", "held_memory", "held_states", "held_products", "held",
+    "line_memory", "line_scans", "forwards", "lines", "chains", "winners", "segments", "few",
+    "moves", "tall", "tall_products",
+    "hearing", "held_memory", "held_states", "held_products", "held",
     "walk_memory", "walk_scans", "waves", "walks", "walk_logs", "held_scans", "alone", "row_alone",
     "learned",
 )  # fmt: skip

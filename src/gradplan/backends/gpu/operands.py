@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -179,6 +179,15 @@ class Lined(NamedTuple):
     """Whether the far end, where the recurrence begins, is the first place of the axis."""
     columns: bool
     """Whether rows lie side by side."""
+
+    def beside(self, start: int, extent: int) -> Lined:
+        """The same of so many of the rows that lie side by side."""
+        rows = self.geometry.rows
+        inner = rows.dims[0]
+        offsets = (o + start * step for o, step in zip(rows.offsets, inner.strides, strict=True))
+        dims = (Dim(extent, inner.strides), *rows.dims[1:])
+        geometry = replace(self.geometry, rows=Nest(dims, tuple(offsets)))
+        return self._replace(geometry=geometry)
 
 
 def lined(desc: Any, strides: Strides) -> Lined:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -23,6 +23,7 @@ __all__ = [
     "clearing",
     "down",
     "edge_lanes",
+    "in_turn",
     "integer",
     "up",
 ]
@@ -174,6 +175,25 @@ def before(made: Program, other: Program, alike: tuple[str, ...] = ()) -> Progra
         other = before(made.unaligned, other)
     room = max(made.workspace_bytes, other.workspace_bytes)
     return replace(made, unaligned=other, alike=alike or made.alike, workspace_bytes=room)
+
+
+def in_turn(some: Sequence[Program], why: str) -> Program:
+    """One after the other, in the same workspace."""
+    apart = [one.apart or one.steps for one in some] if any(one.apart for one in some) else []
+    askew = None
+    if any(one.unaligned for one in some):
+        askew = in_turn([one.unaligned or one for one in some], why)
+    return replace(
+        some[0],
+        steps=tuple(step for one in some for step in one.steps),
+        apart=tuple(step for steps in apart for step in steps),
+        unaligned=askew,
+        alike=some[0].alike if len({one.alike for one in some}) == 1 else (),
+        grain=max(one.grain for one in some),
+        workspace_bytes=max(one.workspace_bytes for one in some),
+        counters=max(one.counters for one in some),
+        why=why,
+    )
 
 
 def edge_lanes(n: int, item: int, r: int, warps: int) -> int:

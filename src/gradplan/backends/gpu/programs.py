@@ -14,7 +14,7 @@ from ...kinds import OpCategory
 from ...registry import Engine
 from . import recurrence, rows, segments
 from .launch import Interpreter, Launcher, Pointer, Step
-from .program import Program, Strides
+from .program import Program, Strides, in_turn
 from .table import Table, table_of
 
 __all__ = ["choose", "prepare", "ready", "workspace_bound"]
@@ -77,7 +77,9 @@ def _in_pieces(desc: Any, strides: Strides, table: Table) -> Program:
         pieces = [(start, min(each, extent - start)) for start in range(0, extent, each)]
         sizes = {size: _chosen(_cut(desc, axis, size), strides, table) for _, size in pieces}
         if all(map(_fits, sizes.values())):
-            return _joined([_moved(sizes[n], desc, strides, axis, start) for start, n in pieces])
+            made = [_moved(sizes[n], desc, strides, axis, start) for start, n in pieces]
+            why = f"{made[0].why}; {len(made)} times, for a launch has no more than 2³¹ programs"
+            return in_turn(made, why)
         count *= 2
     raise Unsupported(f"{desc.op} of shape {shape} takes more programs than a launch on a GPU has")
 
@@ -122,25 +124,6 @@ def _moved(made: Program, desc: Any, strides: Strides, axis: int, start: int) ->
         steps=moved(made.steps),
         apart=moved(made.apart),
         unaligned=None if askew is None else _moved(askew, desc, strides, axis, start),
-    )
-
-
-def _joined(some: Sequence[Program]) -> Program:
-    """One after the other."""
-    apart = [one.apart or one.steps for one in some] if any(one.apart for one in some) else []
-    askew = None
-    if any(one.unaligned for one in some):
-        askew = _joined([one.unaligned or one for one in some])
-    return replace(
-        some[0],
-        steps=tuple(step for one in some for step in one.steps),
-        apart=tuple(step for steps in apart for step in steps),
-        unaligned=askew,
-        alike=some[0].alike if len({one.alike for one in some}) == 1 else (),
-        grain=max(one.grain for one in some),
-        workspace_bytes=max(one.workspace_bytes for one in some),
-        counters=max(one.counters for one in some),
-        why=f"{some[0].why}; {len(some)} times, for a launch has no more than 2³¹ programs",
     )
 
 

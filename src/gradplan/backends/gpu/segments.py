@@ -97,7 +97,7 @@ def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
 
 def workspace_bytes(desc: EmbeddingBackwardDescriptor, table: Table) -> int:
     """The workspace of a problem, whatever the layout."""
-    if desc.num_indices == 0 or desc.num_embeddings * desc.embedding_dim == 0:
+    if desc.num_indices <= table.few_indices or desc.num_embeddings * desc.embedding_dim == 0:
         return 0
     return _places(desc, table)["end"]
 
@@ -170,6 +170,16 @@ def program(
             variant="zeros",
             why="there are no indices: the table is zeroed",
         )
+    if n <= table.few_indices:
+        return Program(
+            steps=(_few(problem),),
+            runner=None,
+            workspace_bytes=0,
+            reads={},
+            layout=layout,
+            variant="few",
+            why="indices so few that every program reads them all: one launch, nothing is sorted",
+        )
     shift, key_bits = _sort_bits(desc)
     passes, bits = _digits(key_bits, table)
     places = _places(desc, table)
@@ -201,6 +211,51 @@ def _clear(problem: _Problem) -> Step:
         warps=4,
         alignment=problem.alignment,
         aligned=("table_row", "columns"),
+    )
+
+
+def _few(problem: _Problem) -> Step:
+    """One launch for all: a program a position and some columns, and behind them those that zero
+    what no index names."""
+    desc, table = problem.desc, problem.table
+    n, rows, columns = desc.num_indices, desc.num_embeddings, desc.embedding_dim
+    d = min(up(columns), table.few_columns)
+    # What does not lie in runs takes an address an element.
+    words = table.few_words // (1 if problem.unit else 4)
+    # Not too many pairs of rows and indices, nor elements of the table, a program.
+    zeroed = max(1, min(table.few_words // up(n), table.few_zeros // up(columns), up(rows)))
+    tiles = 0 if desc.accumulate else -(-rows // zeroed)
+    return Step(
+        kernel="few.sum_few",
+        grid=n * -(-columns // d) + tiles,
+        arguments=(
+            ("indices", Pointer("indices", desc.index.value)),
+            ("values", Pointer("dout", TYPES[desc.element])),
+            ("table", problem.weight),
+            ("index_dims", tuple(reversed(problem.index_shape))),
+            ("index_steps", tuple(reversed(problem.strides["indices"]))),
+            ("value_steps", tuple(reversed(problem.strides["dout"][:-1]))),
+            ("value_column", Int(problem.strides["dout"][-1])),
+            *problem.goal,
+            *problem.size,
+            ("padding", Int(-1 if desc.padding_idx is None else desc.padding_idx)),
+            ("count", Int(n, "i32")),
+        ),
+        constants=(
+            ("ELEMENT", desc.element.value),
+            ("UNIT", problem.unit),
+            ("ACCUMULATE", desc.accumulate),
+            ("BY_COUNT", desc.scale_grad_by_freq),
+            ("N", up(n)),
+            ("P", max(1, min(up(n), words // d))),
+            ("D", d),
+            ("T", zeroed),
+            ("S", min(up(columns), max(1, words // zeroed))),
+        ),
+        warps=table.few_warps,
+        registers=all_registers(table.few_warps),
+        alignment=problem.alignment,
+        aligned=("value_steps", "table_row", "columns"),
     )
 
 

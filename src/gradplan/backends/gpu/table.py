@@ -182,6 +182,9 @@ class Table:
     """... of at least so many elements."""
     chain: int
     """So many tiles make a stretch, and stretches a longer one; a power of two."""
+    evened: tuple[str, ...]
+    """Scans of which rows side by side that fill no tile come after those that do, where rows are
+    cut."""
     scan_chunk: int
     """The fewest steps of a chunk of a longer row that is cut."""
     lines: Lines
@@ -241,6 +244,19 @@ class Table:
     """Rows of an embedding table that a program zeroes ..."""
     clear_columns: int
     """... and columns."""
+    few_indices: int
+    """So many indices are summed in one launch that sorts nothing, ..."""
+    few_columns: int
+    """... in so many columns a program, a power of two ..."""
+    few_words: int
+    """... of so many elements at a time, by ..."""
+    few_warps: int
+    """... so many warps, or ..."""
+    few_zeros: int
+    """... so many of rows that nobody names."""
+    marks_from: int
+    """Elements of a problem from which on cummax and cummin of short rows, whose y is not given,
+    take two launches."""
     join: int
     """Carries joined at a time, of up to `join_lanes` rows."""
     join_lanes: int
@@ -530,6 +546,7 @@ _SM_90 = Table(
     chained_many=(("cumprod", 2048, 4, 1024, 4), ("", 0, 4, 0, 4)),
     chained_from=16384,
     chain=16,
+    evened=("cummax", "cummin", "log_cumsum_exp"),
     scan_chunk=32,
     side=(
         ("cumsum", (64, 8, 16, 4), (64, 16, 16, 4)),
@@ -586,6 +603,12 @@ _SM_90 = Table(
     mark_blocks=512,
     clear_rows=8,
     clear_columns=1024,
+    few_indices=512,
+    few_columns=256,
+    few_words=4096,
+    few_warps=4,
+    few_zeros=16384,
+    marks_from=1 << 14,
     join=1024,
     join_lanes=32,
     paired=(ElementKind.F16, ElementKind.BF16),
@@ -730,6 +753,7 @@ _INTERPRETER = Table(
     chained_many=(("cumprod", 32, 1, 32, 1), ("", 0, 1, 0, 1)),
     chained_from=64,
     chain=2,
+    evened=("cumprod", "cummax", "cummin", "log_cumsum_exp"),
     scan_chunk=8,
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     short_side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
@@ -758,6 +782,12 @@ _INTERPRETER = Table(
     mark_blocks=4,
     clear_rows=4,
     clear_columns=64,
+    few_indices=6,
+    few_columns=4,
+    few_words=16,
+    few_warps=1,
+    few_zeros=32,
+    marks_from=32,
     join=8,
     join_lanes=2,
     at_once=(("whole_rows", "", 1, 1), ("ragged_rows", "softmax", 0, 0), ("ragged_rows", "", 1, 1)),

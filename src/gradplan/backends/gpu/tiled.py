@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 from ...descriptors import ScanBackwardDescriptor
@@ -16,24 +17,61 @@ from .chained import ALIGNED, changed, cut_of
 from .chained import steps as chained_steps
 from .launch import COUNTERS, WORKSPACE, Int, Pointer, Step, all_registers
 from .operands import lined, pointers_of
-from .program import HALVES, TURNS, Program, Strides, down, integer, up
+from .program import HALVES, TURNS, Program, Strides, down, in_turn, integer, up
 from .table import Table
 
 __all__ = ["program"]
 
 _WORDS = {1: "i8", 2: "i16", 4: "i32"}
+_LEAST = 32
+"""Bytes of rows side by side that are worth a launch of their own."""
+_PIECES = 2
+"""Rows side by side are cut so often, that most tiles are full."""
 
 
 def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
     """The program for arrays with these strides."""
-    if _may_mark(desc, strides, table):
-        marked = _Tiled(desc, strides, table, marks=True)
-        made = marked.made() if marked.can_mark() else None
-        if made is not None:
-            return made
-    made = _Tiled(desc, strides, table, marks=False).made()
+    tiled = _chosen(desc, strides, table)
+    if tiled.even() == tiled.beside:
+        return _made(tiled)
+    # Lest the masks of the last tile cost all others.
+    made: list[Program] = []
+    start = 0
+    while start < tiled.beside:
+        part = _chosen(desc, strides, table, (start, tiled.beside - start))
+        if len(made) < _PIECES and part.even() < part.beside:
+            part = _chosen(desc, strides, table, (start, part.even()))
+        made.append(_made(part))
+        start += part.beside
+    why = f"{made[0].why}; rows side by side that fill no tile of {tiled.tile.r} come after them"
+    return in_turn(made, why)
+
+
+def _made(tiled: _Tiled) -> Program:
+    made = tiled.made()
+    if made is None:
+        made = _Tiled(tiled.desc, tiled.strides, tiled.table, None, marks=False).made()
     assert made is not None
     return made
+
+
+_Beside = tuple[int, int] | None
+"""The first of rows that lie side by side, and how many; None: all."""
+
+
+def _chosen(
+    desc: ScanBackwardDescriptor, strides: Strides, table: Table, beside: _Beside = None
+) -> _Tiled:
+    """The tile for such a problem."""
+    if _may_mark(desc, strides, table):
+        if prod(desc.shape_and_axes[0]) < table.marks_from:
+            alone = _Tiled(desc, strides, table, beside, marks=False)
+            if alone.tile.resident:  # one launch
+                return alone
+        marked = _Tiled(desc, strides, table, beside, marks=True)
+        if marked.can_mark():
+            return marked
+    return _Tiled(desc, strides, table, beside, marks=False)
 
 
 def _may_mark(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> bool:
@@ -74,9 +112,15 @@ class _Tiled:
     """A problem, and the tile that was chosen for it."""
 
     def __init__(
-        self, desc: ScanBackwardDescriptor, strides: Strides, table: Table, *, marks: bool
+        self,
+        desc: ScanBackwardDescriptor,
+        strides: Strides,
+        table: Table,
+        beside: _Beside,
+        *,
+        marks: bool,
     ) -> None:
-        self.desc, self.table, self.marks = desc, table, marks
+        self.desc, self.strides, self.table, self.marks = desc, strides, table, marks
         self.kind, self.ties = desc.kind, desc.ties if desc.spec.ties else None
         self.given_y = "y" in strides
         self.from_y = self.given_y and not marks
@@ -86,7 +130,10 @@ class _Tiled:
         elif self.from_y and self.ties is TieRule.FIRST:
             unread = {"x"}
         self.used = {name: steps for name, steps in strides.items() if name not in unread}
-        self.geometry, self.modes, self.flip, self.columns = lined(desc, self.used)
+        lying = lined(desc, self.used)
+        if beside is not None:
+            lying = lying.beside(*beside)
+        self.geometry, self.modes, self.flip, self.columns = lying
         self.n, self.rows = self.geometry.axis.size, self.geometry.rows.size
         self.beside = self.geometry.rows.dims[0].extent
         self.in_runs = {*self.modes} <= ({"c", "n"} if self.columns else {"t", "n"})
@@ -123,6 +170,21 @@ class _Tiled:
     def every(self, r: int, c: int) -> bool:
         """Whether all tiles of r rows by c places are full."""
         return self.n % c == 0 and self.beside % r == 0
+
+    @property
+    def fills(self) -> bool:
+        """Whether rows are enough to fill the machine."""
+        return self.tiles >= (self.table.scan_fill if self.in_lines else self.table.fill)
+
+    def even(self) -> int:
+        """How many of the rows side by side fill tiles, where the others alone keep all masked."""
+        r, c = self.tile.r, self.tile.c
+        cut = self.columns and self.in_runs and not (self.tile.resident or self.fills)
+        alone = cut and self.kind in self.table.evened and self.n % c == 0
+        if not alone or self.full or self.beside * self.item < _LEAST:
+            return self.beside
+        r = min(r, down(self.beside))
+        return self.beside // r * r
 
     def plain(self) -> _Tile:
         """A tile whose elements lie over threads."""
@@ -225,7 +287,7 @@ class _Tiled:
             cut = cut_of(self.kind, self.desc.element, self.n, self.tiles, table)
             if cut is not None:
                 return None if self.marks and self.given_y else self.chained(cut)
-        if self.tiles >= (table.scan_fill if self.in_lines else table.fill) and not self.recomputes:
+        if self.fills and not self.recomputes:
             why = f"rows enough to fill the machine, each in tiles of {tile.c} from its far end"
             return self.program([self.step("whole", self.along)], "tiled", why)
         return self.cut()
@@ -447,7 +509,7 @@ class _Tiled:
         slots = tiles * chunks.number * tile.r
         carries = Pointer(WORKSPACE, "fp64", self.base)
         # Then there are no carries.
-        filled = self.recomputes and tiles >= (table.scan_fill if self.in_lines else table.fill)
+        filled = self.recomputes and self.fills
         states, looks = None, []
         if self.recomputes:
             states = Pointer(WORKSPACE, "fp64", 0 if filled else 16 * slots)
