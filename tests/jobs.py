@@ -63,7 +63,7 @@ JOBS = {
     "log_split": ("log_cumsum_exp", (2, 40_000), (2, 140), "f32", ("y",), {}),
     "log_tiled": ("log_cumsum_exp", (600, 9000), (4, 140), "f32", ("y",), {}),
     "scan_halves": ("cumsum", (300, 8192), (3, 140), "bf16", (), {}),
-    "scan_split_uneven": ("cummin", (2, 32_768, 100), (1, 64, 5), "f64", (), {}),
+    "scan_split_uneven": ("cummin", (2, 32_768, 100), (1, 64, 3), "f32", (), {}),
     "embedding": ("embedding", (20_000, 96, 300), (90, 5, 9), "f32", (), {"accumulate": False}),
     "few": ("embedding", (300, 300, 1000), (5, 11, 9), "bf16", (), {"accumulate": False}),
 }
