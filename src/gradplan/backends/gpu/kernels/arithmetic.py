@@ -99,9 +99,7 @@ def exp_of_difference(x, y, ELEMENT: tl.constexpr, POWER: tl.constexpr = 0):
     again."""
     d = x - y
     if ELEMENT == "f32":
-        back = d - x
-        lost = (x - (d - back)) - (y + back)
-        lost = tl.where(tl.abs(lost) < _INFINITY, lost, 0.0)  # NaN at infinities
+        lost = lost_in(d, x, y)
         e = exp_f32(d, POWER)
         return e + e * lost
     elif POWER != 0:
@@ -111,14 +109,32 @@ def exp_of_difference(x, y, ELEMENT: tl.constexpr, POWER: tl.constexpr = 0):
 
 
 @triton.jit
+def lost_in(d, x, y):
+    """What d = x − y has lost in rounding."""
+    back = d - x
+    lost = (x - (d - back)) - (y + back)
+    return tl.where(tl.abs(lost) < _INFINITY, lost, 0.0)  # NaN at infinities
+
+
+@triton.jit
+def weight_below(x, y, ELEMENT: tl.constexpr, POWER: tl.constexpr = 0):
+    """The same of an x that may be far below y, and yet is all that a row is held to: where the
+    gradients of what is larger are no numbers. So for f64 too what is lost is multiplied in."""
+    if ELEMENT == "f64":
+        d = x - y
+        e = tl.exp(d)
+        return e + e * lost_in(d, x, y)
+    else:
+        return exp_of_difference(x, y, ELEMENT, POWER)
+
+
+@triton.jit
 def far_exp(x, y):
     """exp(x − y) of two f32 as f64, within 4 · 2⁻²⁴ relative: where f32 would be 0 or infinite
     too. It is 0 where the difference is −∞ alone, and never less than e⁻⁷⁰⁰ otherwise."""
     d = x - y
     none = d == -_INFINITY
-    back = d - x
-    lost = (x - (d - back)) - (y + back)
-    lost = tl.where(tl.abs(lost) < _INFINITY, lost, 0.0)
+    lost = lost_in(d, x, y)
     d = tl.maximum(d, -700.0, propagate_nan=tl.PropagateNan.ALL)
     d = tl.minimum(d, 700.0, propagate_nan=tl.PropagateNan.ALL)
     if _INTERPRETED:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ..launch import interpreted
-from .arithmetic import exp_of_difference
+from .arithmetic import exp_of_difference, weight_below
 from .line_memory import (
     bit_of,
     columns_of,
@@ -212,7 +212,7 @@ def scan_chain(
                 S = s[j] + behind
                 # An S that overflows on the way shows here; where x is −∞ the weight is 0.
                 largest = tl.maximum(largest, tl.abs(S))
-                results = results + (exp_of_difference(u[j], ref, ELEMENT, -POWER) * S,)
+                results = results + (weight_below(u[j], ref, ELEMENT, -POWER) * S,)
             # A NaN is no largest: it shows in what arrives, or before in what leaves.
             if (tl.max(largest, 0) < _INFINITY) & (tl.abs(inward) < _INFINITY):
                 store_lines(

@@ -21,6 +21,7 @@ from .arithmetic import (
     reciprocal,
     rough_exp,
     rough_reciprocal,
+    weight_below,
 )
 from .line_memory import raw_line_of, row_base, widened_line
 from .line_scans import behind_sum, even, near_enough, spread, tiled
@@ -189,7 +190,7 @@ def log_sums(
     at = tl.reshape(tl.broadcast_to(spread(ref, SIDE), (M, R) if SIDE else (R, M)), (L,))
     e = ()
     for j in tl.static_range(0, V):
-        term = exp_of_difference(u[j], at, ELEMENT, power_of(ELEMENT))
+        term = weight_below(u[j], at, ELEMENT, power_of(ELEMENT))
         e = e + (within_or(term, start, n, j, 0.0, FULL),)
     if UP:
         sums = (e[0],)

@@ -9,7 +9,7 @@ neighbour's x or y is the next register, or at the end of a line one more load.
 import triton
 import triton.language as tl
 
-from .arithmetic import exp_of_difference, reciprocal_f64
+from .arithmetic import exp_of_difference, reciprocal_f64, weight_below
 from .forwards import log_sums, look_ahead, over, products_before, sum_at, within_or
 from .joins import join_span
 from .line_memory import (
@@ -463,7 +463,7 @@ def lines_chunk(
                     if RECOMPUTED:
                         S = e[j] * S
                     else:
-                        S = exp_of_difference(u[j], ref, ELEMENT, -POWER) * S
+                        S = weight_below(u[j], ref, ELEMENT, -POWER) * S
                 elif MODE == "gate":
                     if not FULL or j == NEAR:
                         begins = start + j == 0 if UP else start + j == n - 1

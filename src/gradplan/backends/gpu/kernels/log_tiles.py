@@ -8,7 +8,7 @@ each other; a tile where they do not takes the pairs, in f64.
 import triton
 import triton.language as tl
 
-from .arithmetic import exp_of_difference
+from .arithmetic import exp_of_difference, weight_below
 from .stretches import affine, fading, larger, log_add, pick, ratio, times
 from .tiles import fetch, put
 
@@ -73,7 +73,7 @@ def log_tile(
         usual = (low > high - _RANGE) & (high < _INFINITY) & (low > -_INFINITY)
     # One reference a row, in the middle of what the exponents reach.
     ref = tl.where(row_mask, (high + low) * 0.5, 0.0).to(TYPE)
-    e = exp_of_difference(u, ref[:, None], ELEMENT)
+    e = weight_below(u, ref[:, None], ELEMENT)
     if Y == "n":
         e = tl.where(mask & (u > -_INFINITY), e, 0.0)
         f = tl.cumsum(e, 1, reverse=True)
@@ -183,7 +183,8 @@ def careful_logs(
         s = pick(sums, first)
         factor = times(factor, pick(a, first)) if FADES else factor * pick(a, first)
         if PHASE != "partial":
-            dx = tl.where(u == -_INFINITY, 0.0, tl.exp(u - v) * sums)
+            w = weight_below(u, v, width_of(dy.dtype.element_ty))
+            dx = tl.where(u == -_INFINITY, 0.0, w * sums)
             tl.debug_barrier()  # threads that hold the same have loaded dy, which may be dx
             put(out, OUT, dx, here, out_steps, R, H, False)
     return factor, s
@@ -257,7 +258,8 @@ def careful_log_sums(
         s = pick(sums, first)
         factor = times(factor, pick(a, first))
         if PHASE != "partial":
-            w = tl.where(u == _INFINITY, float("nan"), ratio(u, m1) / e1)
+            w = weight_below(u, m1, width_of(dy.dtype.element_ty)) / e1
+            w = tl.where(u == _INFINITY, float("nan"), w)
             dx = tl.where(u == -_INFINITY, 0.0, w * sums)
             tl.debug_barrier()
             put(out, OUT, dx, here, out_steps, R, H, False)
@@ -289,6 +291,12 @@ def small_step(at, begin, step, n, FLIP: tl.constexpr, C: tl.constexpr, H: tl.co
     has_next = mask & (follows >= 0) & (follows < n)
     here = (at[0], at[1], index, at[3], mask)
     return low, here, (at[0], at[1], follows, at[3], has_next)
+
+
+@triton.constexpr_function
+def width_of(dtype):
+    """How exact a weight must be of what is computed in f64, whatever it is stored in."""
+    return "f64" if dtype == tl.float64 else ""
 
 
 @triton.constexpr_function
