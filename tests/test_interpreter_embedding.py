@@ -8,6 +8,7 @@ import pytest
 import gradplan as gp
 from covering import spec_of
 from gradplan import cases
+from gradplan.backends.gpu import programs, table
 from gradplan.cases import Case, Data, Layout
 from gradplan.kinds import ElementKind
 from gradplan.registry import ELEMENTS
@@ -50,20 +51,43 @@ def told(element, count, dim=11, rows=7, **options):
 @pytest.mark.parametrize("count", [1, 2, 5, 6])
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_few_indices_are_summed_in_one_launch(element, count):
-    """More columns than a program takes, positions than are read at a time, and rows than are
-    zeroed at a time, in every layout; options take turns."""
+    """More columns than a program sums or zeroes, positions than are read at a time, and rows than
+    are zeroed at a time, in every layout; options take turns."""
     few = gp.PlanPreference(backend="triton", max_workspace_bytes=0)
     asked = cases.options_of(spec_of("embedding"), element)
     for k, layout in enumerate(Layout, count):
         if layout is Layout.IN_PLACE:
             continue
         fields, _ = asked[k % len(asked)]
-        desc = told(element, count, rows=(7, 40)[k % 2], **fields)
+        dim, rows = ((11, 7), (70, 40))[k % 2]
+        desc = told(element, count, dim, rows, **fields)
         for data in (Data.RANDOM, Data.TIES, Data.NAN_IN_DY):
             problem = cases.Problem(Case(desc=desc, layout=layout, data=data, seed=k))
             launch_it = problem.plan("cpu", few).bind(problem.args())
             assert (launch_it.sku.variant, launch_it.workspace_size) == ("few", 0)
             assert not outcome_of(problem, launch_it)
+
+
+@pytest.mark.parametrize(
+    ("count", "dim", "rows", "accumulate", "variant"),
+    [
+        (128, 768, 50304, False, "few"),
+        (129, 768, 50304, False, "sorted"),  # comparing would take longer than zeroing
+        (512, 768, 50304, True, "few"),  # nothing is zeroed
+        (513, 768, 50304, True, "sorted"),
+        (512, 16, 10_000_000, False, "sorted"),
+        (32, 64, 10_000_000, False, "few"),
+        (512, 4096, 8192, True, "sorted"),  # all of them read all indices
+        (128, 4096, 8192, True, "few"),
+        (300, 8, 8, False, "few"),
+    ],
+)
+def test_indices_are_few_where_comparing_costs_little(count, dim, rows, accumulate, variant):
+    desc = told(ElementKind.BF16, count, dim, rows, accumulate=accumulate)
+    strides = {"dout": (dim, 1), "indices": (1,), "dweight": (dim, 1)}
+    made = programs.choose(desc, strides, table.table_of("sm_90"), (count,))
+    assert made.variant == variant
+    assert made.workspace_bytes <= programs.workspace_bound(desc, table.table_of("sm_90"))
 
 
 @pytest.mark.parametrize("by_count", [False, True])
@@ -75,16 +99,17 @@ def test_few_indices_leave_the_bits_of_many(accumulate, by_count):
         indices = rng.choice([-1, 0, 2, 2, 5, 9, 1 << 40], 6).reshape(2, 3)
         dout = rng.standard_normal((2, 3, 5)).astype(np.float32)
         if turn == 0:
+            indices[...] = [[-1, 0, 2], [2, 5, 9]]
             dout[...] = -0.0
-        table = rng.standard_normal((2, 9, 5)).astype(np.float32)
-        table[1] = table[0]
+        tables = rng.standard_normal((2, 9, 5)).astype(np.float32)
+        tables[1] = tables[0]
         options = {"scale_grad_by_freq": by_count, "preference": TRITON, "accumulate": accumulate}
-        gp.embedding_backward(dout, indices, 9, out=table[0], **options)
+        gp.embedding_backward(dout, indices, 9, out=tables[0], **options)
         skipped = np.full((40, 3), -1)
         more = np.concatenate([np.full((40, 3, 5), np.nan, np.float32), dout])
         indices = np.concatenate([skipped, indices])
-        gp.embedding_backward(more, indices, 9, out=table[1], **options)
-        np.testing.assert_array_equal(table[0].view("u4"), table[1].view("u4"))
+        gp.embedding_backward(more, indices, 9, out=tables[1], **options)
+        np.testing.assert_array_equal(tables[0].view("u4"), tables[1].view("u4"))
 
 
 @pytest.mark.parametrize("position", [0, 39, 40, -1, 1 << 40])

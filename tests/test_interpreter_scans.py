@@ -519,11 +519,12 @@ def test_rows_side_by_side_that_fill_no_tile_come_after_the_others(spec, element
 @pytest.mark.parametrize(
     ("shape", "pieces"),
     [
-        ((65536, 128), [(32, True)]),
-        ((65536, 100), [(32, True), (4, True)]),
-        ((65536, 109), [(32, True), (8, True), (8, False)]),
-        ((50000, 100), [(32, False)]),  # nor does the axis fill a tile
-        ((2, 65536, 4, 25), [(32, True), (4, True)]),  # two axes that are one
+        ((1 << 19, 128), [(32, True)]),
+        ((1 << 19, 100), [(32, True), (4, True)]),
+        ((1 << 19, 109), [(32, True), (16, False)]),
+        ((500_001, 100), [(32, False)]),  # nor does the axis fill a tile
+        ((2, 1 << 18, 4, 25), [(32, True), (4, True)]),  # two axes that are one
+        ((1 << 18, 100), [(32, False)]),  # not worth more launches
     ],
 )
 def test_rows_side_by_side_are_cut_where_tiles_end(shape, pieces):

@@ -364,9 +364,9 @@ _LARGE = _probes("embedding", (128256, 4096, 32768), draw=Draw.ZIPF)
 _SMALL = _probes("embedding", (50304, 768, 262144), draw=Draw.ZIPF)
 _SAME = _probes("embedding", (50304, 768, 262144), elements="f32", draw=Draw.SAME)
 _FEW = (
-    *_probes("embedding", (50304, 768, 512), draw=Draw.ZIPF),
-    *_probes("embedding", (8192, 4096, 512), draw=Draw.ZIPF),
-    *_probes("embedding", (8192, 4096, 512), draw=Draw.SAME),
+    *_probes("embedding", (50304, 768, 128), draw=Draw.ZIPF),
+    *_probes("embedding", (8192, 1024, 512), draw=Draw.ZIPF),
+    *_probes("embedding", (8192, 1024, 512), draw=Draw.SAME),
 )
 
 FIELDS: dict[str, Ask | str] = {
@@ -410,6 +410,8 @@ FIELDS: dict[str, Ask | str] = {
     "held_bytes": "all that a processor has, but for what its joins take",
     "held_registers": "as many as the assembler takes without spilling",
     "held_classes": "as many as the assembler takes without spilling",
+    "held_nested": "as many as the assembler takes without spilling",
+    "held_halved": "where the assembler would spill",
     "held_masked": "as many as the assembler takes without spilling",
     "held_scan_registers": "as many as the assembler takes without spilling",
     "walked_rows": _by_kind("cummax", [((1024, 131072), 1)], 512, 4096),
@@ -481,6 +483,12 @@ FIELDS: dict[str, Ask | str] = {
         _probes("cumprod", (65536, 1000), 0),
         values=lambda now: [(), now, ("cumprod", *now)],
     ),
+    "evened_from": _on(
+        _probes("cummax", (16384, 1100), 0),
+        _probes("cummax", (65536, 109), 0),
+        _probes("cummax", (65536, 1000), 0),
+        values=lambda now: [now // 8, now // 2, now, 4 * now],
+    ),
     "scan_chunk": _RARE,
     "side": _by_side(_side_by_side),
     "short_side": _by_side([((1024, 64, 1024), 1)], short=True),
@@ -517,11 +525,19 @@ FIELDS: dict[str, Ask | str] = {
     "mark_blocks": "only whether it is much more or less than a few hundred blocks tells",
     "clear_rows": _on(_LARGE, _SMALL),
     "clear_columns": _on(_LARGE, _SMALL),
-    "few_indices": _on(_FEW, _probes("embedding", (8192, 4096, 1024), draw=Draw.ZIPF)),
+    "few_indices": _on(
+        _probes("embedding", (8192, 1024, 512), draw=Draw.ZIPF),
+        _probes("embedding", (2048, 512, 1024), draw=Draw.ZIPF),
+    ),
     "few_columns": _on(_FEW),
     "few_words": _on(_FEW),
     "few_warps": _on(_FEW),
-    "few_zeros": _on(_probes("embedding", (8192, 4096, 512), draw=Draw.ZIPF)),
+    "few_zeros": _on(_probes("embedding", (8192, 4096, 128), draw=Draw.ZIPF)),
+    "few_programs": _on(
+        _probes("embedding", (16384, 16, 512)),
+        _probes("embedding", (8192, 2048, 512)),
+        values=_up_to_four_times,
+    ),
     "marks_from": _on(
         _probes("cummax", (64, 64), 1, without=_NO_Y),
         _probes("cummax", (1024, 64), 1, without=_NO_Y),

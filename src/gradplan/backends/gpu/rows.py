@@ -539,13 +539,19 @@ class _Rows:
             + ": one read",
         )
 
+    @property
+    def nested(self) -> bool:
+        """Whether rows lie in several dimensions."""
+        return len(self.geometry.rows.dims) > 1
+
     def held_places(self, n: int, room: int, warps: int) -> int:
         """Places of a part that is held, of n, where there is room for so many."""
         c = min(up(n), room)
         # Halves that are not compared two at a time take more registers.
         if self.columns and self.half and self.desc.op in _COUNTS and not self.paired:
             c //= 2
-        if self.classes and self.half and self.product:
+        halved = self.product or (self.nested and self.desc.op in self.table.held_halved)
+        if self.classes and self.half and halved:
             c //= 2
         # So many terms of bfloat16 a warp may sum in f32: see `formulas.term`.
         while self.half and c // warps > _TERMS:
@@ -559,8 +565,8 @@ class _Rows:
 
     def held_registers(self, every: bool) -> tuple[int, int]:
         """Of threads that write gradients, and that join states."""
-        place = "held_classes" if self.classes else "held_masked"
-        place = "held_registers" if every else place
+        anywhere = "held_nested" if self.nested else "held_classes"
+        place = "held_registers" if every else anywhere if self.classes else "held_masked"
         return self.table.part_of(place, self.desc.op, self.desc.element)
 
     def lagged(self, parts: _Parts) -> Program:

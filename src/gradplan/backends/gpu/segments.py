@@ -1,10 +1,12 @@
-"""The launches of the engine *segment sum*: sort the indices, then sum the rows they name."""
+"""The launches of the engine *segment sum*: sort the indices, then sum the rows they name; of few
+indices one that sorts nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
 from ...descriptors import EmbeddingBackwardDescriptor
 from ...errors import Unsupported
@@ -15,6 +17,7 @@ from .table import Table
 __all__ = ["program", "workspace_bytes"]
 
 _BOUNDS_BLOCK = 512
+_FEWEST = 32  # up to so many indices are read by the same kernel
 _F64_BYTES = 8
 _MARK_COPIES = 8
 _WARP_BYTES = 512  # what the threads of a warp load at a time
@@ -95,9 +98,42 @@ def _places(desc: EmbeddingBackwardDescriptor, table: Table) -> dict[str, int]:
     return places
 
 
+class _Few(NamedTuple):
+    """How a program that reads all indices works: on so many of them at most, and columns that it
+    sums; so many rows and columns that it zeroes."""
+
+    n: int
+    d: int
+    t: int
+    z: int
+    sums: int
+    """Programs that sum ..."""
+    zeros: int
+    """... and that zero."""
+
+
+def _few(desc: EmbeddingBackwardDescriptor, table: Table) -> _Few | None:
+    """If indices are so few that each program may read them all: what that costs must not be more
+    than what else it does, unless programs are few."""
+    n, rows, columns = desc.num_indices, desc.num_embeddings, desc.embedding_dim
+    if n > table.few_indices:
+        return None
+    most = _FEWEST
+    while most < n:
+        most *= 4
+    d, z = min(up(columns), table.few_columns), min(up(columns), table.few_zeros)
+    t = max(1, min(table.few_words // most, table.few_zeros // z))
+    sums, zeros = n * -(-columns // d), -(-rows // t) * -(-columns // z)
+    if desc.accumulate:
+        t, z, zeros = 1, 1, 0
+    dear = zeros > table.few_programs and 2 * t * min(columns, z) < table.few_zeros
+    return None if sums > table.few_programs or dear else _Few(most, d, t, z, sums, zeros)
+
+
 def workspace_bytes(desc: EmbeddingBackwardDescriptor, table: Table) -> int:
     """The workspace of a problem, whatever the layout."""
-    if desc.num_indices <= table.few_indices or desc.num_embeddings * desc.embedding_dim == 0:
+    n = desc.num_indices
+    if desc.num_embeddings * desc.embedding_dim == 0 or n == 0 or _few(desc, table):
         return 0
     return _places(desc, table)["end"]
 
@@ -170,9 +206,10 @@ def program(
             variant="zeros",
             why="there are no indices: the table is zeroed",
         )
-    if n <= table.few_indices:
+    few = _few(desc, table)
+    if few is not None:
         return Program(
-            steps=(_few(problem),),
+            steps=(_sum_few(problem, few),),
             runner=None,
             workspace_bytes=0,
             reads={},
@@ -214,20 +251,15 @@ def _clear(problem: _Problem) -> Step:
     )
 
 
-def _few(problem: _Problem) -> Step:
+def _sum_few(problem: _Problem, few: _Few) -> Step:
     """One launch for all: a program a position and some columns, and behind them those that zero
     what no index names."""
     desc, table = problem.desc, problem.table
-    n, rows, columns = desc.num_indices, desc.num_embeddings, desc.embedding_dim
-    d = min(up(columns), table.few_columns)
     # What does not lie in runs takes an address an element.
     words = table.few_words // (1 if problem.unit else 4)
-    # Not too many pairs of rows and indices, nor elements of the table, a program.
-    zeroed = max(1, min(table.few_words // up(n), table.few_zeros // up(columns), up(rows)))
-    tiles = 0 if desc.accumulate else -(-rows // zeroed)
     return Step(
         kernel="few.sum_few",
-        grid=n * -(-columns // d) + tiles,
+        grid=few.sums + few.zeros,
         arguments=(
             ("indices", Pointer("indices", desc.index.value)),
             ("values", Pointer("dout", TYPES[desc.element])),
@@ -239,18 +271,19 @@ def _few(problem: _Problem) -> Step:
             *problem.goal,
             *problem.size,
             ("padding", Int(-1 if desc.padding_idx is None else desc.padding_idx)),
-            ("count", Int(n, "i32")),
+            ("count", Int(desc.num_indices, "i32")),
         ),
         constants=(
             ("ELEMENT", desc.element.value),
             ("UNIT", problem.unit),
             ("ACCUMULATE", desc.accumulate),
             ("BY_COUNT", desc.scale_grad_by_freq),
-            ("N", up(n)),
-            ("P", max(1, min(up(n), words // d))),
-            ("D", d),
-            ("T", zeroed),
-            ("S", min(up(columns), max(1, words // zeroed))),
+            ("N", few.n),
+            ("P", max(1, min(few.n, words // few.d))),
+            ("D", few.d),
+            ("T", few.t),
+            ("Z", few.z),
+            ("S", min(few.z, max(1, words // few.t))),
         ),
         warps=table.few_warps,
         registers=all_registers(table.few_warps),

@@ -87,7 +87,12 @@ class Table:
     held_masked: Lines
     """The same of parts that are not full ..."""
     held_classes: Lines
-    """... and of rows side by side that begin anywhere."""
+    """... and of rows side by side that begin anywhere ..."""
+    held_nested: Lines
+    """... in several dimensions."""
+    held_halved: tuple[str, ...]
+    """Kinds whose parts of halves are half as long there, beside prod, whose parts are so in all
+    rows that begin anywhere."""
     walked_rows: Lines
     """Scans whose rows fill the machine, each walked by a program: the elements of a part in shared
     memory (0: never), and its warps; "mark" stands for the launch that marks winners ..."""
@@ -184,7 +189,9 @@ class Table:
     """So many tiles make a stretch, and stretches a longer one; a power of two."""
     evened: tuple[str, ...]
     """Scans of which rows side by side that fill no tile come after those that do, where rows are
-    cut."""
+    cut ..."""
+    evened_from: int
+    """... and so many elements make up for more launches."""
     scan_chunk: int
     """The fewest steps of a chunk of a longer row that is cut."""
     lines: Lines
@@ -254,6 +261,8 @@ class Table:
     """... so many warps, or ..."""
     few_zeros: int
     """... so many of rows that nobody names."""
+    few_programs: int
+    """More programs than this must each do more than read the indices."""
     marks_from: int
     """Elements of a problem from which on cummax and cummin of short rows, whose y is not given,
     take two launches."""
@@ -435,6 +444,15 @@ _SM_90 = Table(
         ("std", 152, 128, 160, 144),
         ("", 152, 128, 152, 128),
     ),
+    held_nested=(
+        ("prod", 168, 120, 168, 120),
+        ("softmax", 152, 128, 176, 128),
+        ("log_softmax", 168, 128, 168, 128),
+        ("var", 152, 128, 160, 144),
+        ("std", 152, 128, 160, 144),
+        ("", 176, 128, 152, 128),
+    ),
+    held_halved=(),
     walked_rows=(
         ("cumsum", 2048, 1, 1024, 1),
         ("cumprod", 1024, 1, 2048, 2),
@@ -547,6 +565,7 @@ _SM_90 = Table(
     chained_from=16384,
     chain=16,
     evened=("cummax", "cummin", "log_cumsum_exp"),
+    evened_from=1 << 25,
     scan_chunk=32,
     side=(
         ("cumsum", (64, 8, 16, 4), (64, 16, 16, 4)),
@@ -608,6 +627,7 @@ _SM_90 = Table(
     few_words=4096,
     few_warps=4,
     few_zeros=16384,
+    few_programs=2048,
     marks_from=1 << 14,
     join=1024,
     join_lanes=32,
@@ -708,6 +728,8 @@ _INTERPRETER = Table(
     held_registers=(("", 136, 144, 136, 144),),
     held_masked=(("", 152, 136, 152, 136),),
     held_classes=(("", 152, 128, 152, 128),),
+    held_nested=(("", 152, 128, 152, 128),),
+    held_halved=(),
     walked_rows=(("", 0, 4, 0, 4),),
     walked_from=(),
     walked_parts=2,
@@ -754,6 +776,7 @@ _INTERPRETER = Table(
     chained_from=64,
     chain=2,
     evened=("cumprod", "cummax", "cummin", "log_cumsum_exp"),
+    evened_from=1,
     scan_chunk=8,
     side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
     short_side=(("cumsum", (8, 2, 4, 1), (4, 2, 2, 1)), ("", (8, 2, 2, 1), (4, 4, 2, 1))),
@@ -783,10 +806,11 @@ _INTERPRETER = Table(
     clear_rows=4,
     clear_columns=64,
     few_indices=6,
-    few_columns=4,
-    few_words=16,
+    few_columns=32,
+    few_words=128,
     few_warps=1,
-    few_zeros=32,
+    few_zeros=64,
+    few_programs=128,
     marks_from=32,
     join=8,
     join_lanes=2,
@@ -806,12 +830,25 @@ _OTHERS = replace(
     # For the stack; what is enough for others was found by compiling for sm_90.
     registers=(("ragged_whole", "prod", 128, 128),),
     held_scans=(("cumprod", 8192, 4, 4096, 4), *_SM_90.held_scans),
-    held_masked=(("softmax", 136, 144, 152, 136), *_SM_90.held_masked),
+    held_masked=(
+        ("softmax", 136, 144, 152, 136),
+        ("std", 152, 136, 144, 128),
+        *_SM_90.held_masked,
+    ),
     held_classes=(
         ("var", 136, 136, 160, 144),
         ("std", 136, 136, 160, 144),
         *_SM_90.held_classes,
     ),
+    held_nested=(
+        ("prod", 200, 112, 168, 120),
+        ("var", 200, 112, 152, 144),
+        ("std", 200, 112, 152, 144),
+        ("softmax", 176, 128, 176, 128),
+        ("log_softmax", 176, 128, 176, 128),
+        *_SM_90.held_nested,
+    ),
+    held_halved=("var", "std"),
 )
 _NONE: Lines = (("", 0, 1, 0, 1),)
 _SM_80 = replace(

@@ -25,53 +25,42 @@ __all__ = ["program"]
 _WORDS = {1: "i8", 2: "i16", 4: "i32"}
 _LEAST = 32
 """Bytes of rows side by side that are worth a launch of their own."""
-_PIECES = 2
-"""Rows side by side are cut so often, that most tiles are full."""
 
 
 def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Program:
     """The program for arrays with these strides."""
     tiled = _chosen(desc, strides, table)
-    if tiled.even() == tiled.beside:
-        return _made(tiled)
-    # Lest the masks of the last tile cost all others.
-    made: list[Program] = []
-    start = 0
-    while start < tiled.beside:
-        part = _chosen(desc, strides, table, (start, tiled.beside - start))
-        if len(made) < _PIECES and part.even() < part.beside:
-            part = _chosen(desc, strides, table, (start, part.even()))
-        made.append(_made(part))
-        start += part.beside
-    why = f"{made[0].why}; rows side by side that fill no tile of {tiled.tile.r} come after them"
-    return in_turn(made, why)
-
-
-def _made(tiled: _Tiled) -> Program:
-    made = tiled.made()
-    if made is None:
-        made = _Tiled(tiled.desc, tiled.strides, tiled.table, None, marks=False).made()
-    assert made is not None
-    return made
+    even = tiled.even()
+    if even < tiled.beside:
+        # Lest the masks of the last tile cost all others.
+        ends = ((0, even), (even, tiled.beside - even))
+        made = [_Tiled(desc, strides, table, part, marks=False).made() for part in ends]
+        parts = [one for one in made if one is not None]
+        assert len(parts) == len(made)
+        why = f"those that fill no tile of {tiled.tile.r} come after the others"
+        return in_turn(parts, f"{parts[0].why}; of rows side by side {why}")
+    alone = tiled.made()
+    if alone is None:
+        alone = _Tiled(desc, strides, table, None, marks=False).made()
+    assert alone is not None
+    return alone
 
 
 _Beside = tuple[int, int] | None
 """The first of rows that lie side by side, and how many; None: all."""
 
 
-def _chosen(
-    desc: ScanBackwardDescriptor, strides: Strides, table: Table, beside: _Beside = None
-) -> _Tiled:
+def _chosen(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> _Tiled:
     """The tile for such a problem."""
     if _may_mark(desc, strides, table):
         if prod(desc.shape_and_axes[0]) < table.marks_from:
-            alone = _Tiled(desc, strides, table, beside, marks=False)
+            alone = _Tiled(desc, strides, table, None, marks=False)
             if alone.tile.resident:  # one launch
                 return alone
-        marked = _Tiled(desc, strides, table, beside, marks=True)
+        marked = _Tiled(desc, strides, table, None, marks=True)
         if marked.can_mark():
             return marked
-    return _Tiled(desc, strides, table, beside, marks=False)
+    return _Tiled(desc, strides, table, None, marks=False)
 
 
 def _may_mark(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> bool:
@@ -179,8 +168,11 @@ class _Tiled:
     def even(self) -> int:
         """How many of the rows side by side fill tiles, where the others alone keep all masked."""
         r, c = self.tile.r, self.tile.c
-        cut = self.columns and self.in_runs and not (self.tile.resident or self.fills)
-        alone = cut and self.kind in self.table.evened and self.n % c == 0
+        cut = self.columns and self.in_runs and not (self.tile.resident or self.fills or self.marks)
+        cut = (
+            cut and self.kind in self.table.evened and self.n * self.rows >= self.table.evened_from
+        )
+        alone = cut and self.n % c == 0
         if not alone or self.full or self.beside * self.item < _LEAST:
             return self.beside
         r = min(r, down(self.beside))
@@ -474,7 +466,7 @@ class _Tiled:
         # Lest the assembler spill a few registers where it has more.
         log_side = self.columns and kind is ScanKind.LOG_CUMSUM_EXP
         tight = table.roomy or tile.resident or kind is ScanKind.CUMSUM or log_side
-        tight = tight or self.recomputes
+        tight = tight or self.recomputes or (self.columns and tile.r == 1)
         return all_registers(tile.warps) if tight or not self.full else 0
 
     def chained(self, cut: Any) -> Program:

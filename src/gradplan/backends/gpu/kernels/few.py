@@ -35,10 +35,11 @@ def sum_few(
     P: tl.constexpr,
     D: tl.constexpr,
     T: tl.constexpr,
+    Z: tl.constexpr,
     S: tl.constexpr,
 ):
-    """N is no less than `count`. Values are summed in D columns, P of those that name a row already
-    named at a time; T rows are zeroed, S columns at a time."""
+    """N is no less than `count`. Values are summed in D columns, of P positions at a time; T rows
+    are zeroed in Z columns, S of them at a time."""
     slices = tl.cdiv(columns, D)
     summing = count * slices
     pid = tl.program_id(0)
@@ -49,21 +50,24 @@ def sum_few(
         own = pid // slices
         key = tl.max(tl.where(position == own, named, 0), 0)
         same = named == key
-        first = tl.min(tl.where(same, position, N), 0) == own
+        first = next_of(same, position, 0) == own
         if first & (key < rows):
             column = (pid % slices).to(columns.dtype) * D + tl.arange(0, D)
             sum_row(
                 indices, values, table + key.to(tl.int64) * table_row, index_dims, index_steps,
                 value_steps, value_column, table_column, key, rows, column, column < columns,
-                padding, count, own, tl.sum(same.to(tl.int32), 0),
+                padding, count, own, position, same,
                 ELEMENT, UNIT, ACCUMULATE, BY_COUNT, P, D,
             )  # fmt: skip
     elif not ACCUMULATE:
-        row = (pid - summing).to(rows.dtype) * T + tl.arange(0, T)
+        parts = tl.cdiv(columns, Z)
+        tile = pid - summing
+        row = (tile // parts).to(rows.dtype) * T + tl.arange(0, T)
         hit = tl.max((named[None, :] == row[:, None]).to(tl.int32), 1)
         empty = (hit == 0) & (row < rows)
         place = table + row.to(tl.int64) * table_row
-        for begin in range(0, columns, S):
+        start = (tile % parts).to(columns.dtype) * Z
+        for begin in range(start, tl.minimum(start + Z, columns), S):
             column = begin + tl.arange(0, S)
             if UNIT:
                 across = column
@@ -91,7 +95,8 @@ def sum_row(
     padding,
     count,
     own,
-    times,
+    position,
+    same,
     ELEMENT: tl.constexpr,
     UNIT: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -99,7 +104,7 @@ def sum_row(
     P: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Some columns of a row that is named so many `times`, first at the position `own`."""
+    """Some columns of a row: the `same` of all positions name it, `own` first."""
     if UNIT:
         source = column
         goal += column
@@ -109,24 +114,26 @@ def sum_row(
     at = axis_offset(own, index_dims, value_steps)
     # A sum begins with 0, so that -0.0 alone comes as 0.0, as it does from a sorted list.
     total = 0.0 + tl.load(values + at + source, mask=inside, other=0.0).to(tl.float64)
-    left = times - 1
-    begin = (own + 1) // P * P
-    while left > 0:
-        position = begin + tl.arange(0, P)
-        named = row_at(indices, position, position < count, index_dims, index_steps, rows, padding)
-        same = (named.to(rows.dtype) == key) & (position > own)
-        found = tl.sum(same.to(tl.int32), 0)
-        if found > 0:
-            others = axis_offset(position, index_dims, value_steps)
-            mask = same[:, None] & inside[None, :]
-            value = tl.load(values + others[:, None] + source[None, :], mask=mask, other=0.0)
-            total += tl.sum(value.to(tl.float64), 0)
-        left -= found
-        begin += P
+    behind = next_of(same, position, own + 1)
+    while behind < position.shape[0]:
+        begin = behind // P * P
+        place = begin + tl.arange(0, P)
+        named = row_at(indices, place, place < count, index_dims, index_steps, rows, padding)
+        others = axis_offset(place, index_dims, value_steps)
+        mask = ((named.to(rows.dtype) == key) & (place > own))[:, None] & inside[None, :]
+        value = tl.load(values + others[:, None] + source[None, :], mask=mask, other=0.0)
+        total += tl.sum(value.to(tl.float64), 0)
+        behind = next_of(same, position, begin + P)
     if BY_COUNT:
-        total = total / times.to(tl.float64)
+        total = total / tl.sum(same.to(tl.float64), 0)
     if ACCUMULATE:
         total += tl.load(goal, mask=inside, other=0.0).to(tl.float64)
     if ELEMENT != "f64":
         total = total.to(tl.float32)
     tl.store(goal, total.to(goal.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def next_of(same, position, begin):
+    """The first of these positions from `begin` on, or one behind all."""
+    return tl.min(tl.where(same & (position >= begin), position, position.shape[0]), 0)
