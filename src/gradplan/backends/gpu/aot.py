@@ -75,6 +75,7 @@ _MORE_SHAPES: tuple[tuple[Shape, Axes], ...] = (
     ((8192, 4095), (0,)),  # columns that begin anywhere
     ((300_000, 100), (0,)),  # few columns, in lines
     ((300_000, 680), (0,)),  # ... in lines as long as they may be
+    ((2**20, 65), (0,)),  # ... of which scans take one row after the others
     ((64, 57_421), (1,)),  # few rows that begin anywhere, in parts half as large
     ((131, 135_395), (1,)),  # ... and long ones, in parts twice as large
     ((2, 262_145), (1,)),  # products in small parts that are read twice

@@ -195,10 +195,12 @@ class _Tiled:
         resident = self.length <= table.scan_columns // small
         if log_side and self.recomputes and self.item == 4 and not resident:
             small = max(small, 2)  # so do states in f64
+        if self.recomputes and self.item == 2 and not (resident or self.in_runs):
+            small = max(small, 4)
         few = resident or self.recomputes
         r = (table.column_bytes if few else table.scan_column_bytes) // self.item
         if not few and (self.kind is ScanKind.LOG_CUMSUM_EXP or (self.wide and self.item == 2)):
-            r //= 4  # numbers of a row in f64
+            r //= 4 if self.in_runs else 8  # numbers of a row in f64
         r = min(up(self.beside), max(1, r))
         step = table.scan_column_few if few else table.scan_column_step
         c = self.length if resident else min(self.length, max(2, step // small))
