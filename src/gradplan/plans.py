@@ -414,7 +414,10 @@ class Plan:
         raise InvalidProblem(f"{self._me}: {operand.name} must have {what} {expected}, got {came}")
 
     def _read_only(self, name: str) -> InvalidProblem:
-        return InvalidProblem(f"{self._me}: the output {name} is read-only")
+        return InvalidProblem(
+            f"{self._me}: the output {name} is read-only (as every array of JAX is: functions "
+            "return a new one, without out=)"
+        )
 
     def _prepare(self, views: Views, index_shape: tuple[int, ...] | None = None) -> Program:
         """Validate, and give the program for these layouts.
