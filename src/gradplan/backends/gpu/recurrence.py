@@ -10,7 +10,7 @@ from . import alone, tiled, walked
 from .chained import ALIGNED, PLACES
 from .launch import COUNTERS, WORKSPACE, Pointer
 from .operands import lined
-from .program import EMPTY, Program, Strides, before, up
+from .program import EMPTY, HALVES, Program, Strides, before, up
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
@@ -71,7 +71,8 @@ def workspace_bytes(desc: ScanBackwardDescriptor, table: Table) -> int:
     tile, _ = table.lines_of(desc.kind, desc.element)
     chained = [table.part_of(place, desc.kind, desc.element)[0] for place in PLACES]
     # What is not read in runs is taken in smaller steps.
-    small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else 2
+    small = 4 if desc.element in HALVES else 2
+    small = 8 if desc.kind is ScanKind.LOG_CUMSUM_EXP else small
     columns = table.scan_chunk
     if desc.kind is not ScanKind.CUMSUM:  # which may be recomputed
         columns = min(columns, table.scan_column_few // small)
