@@ -1,7 +1,8 @@
 """The thresholds of each architecture, in one table each.
 
-The numbers for the H200 (sm_90) were measured on it; other architectures use them until somebody
-measures there. The interpreter's are small, so that small shapes meet every variant.
+The numbers for the H200 (sm_90) were measured on it, but for `few_*`, `evened`, `evened_from` and
+`marks_from`, which were counted; other architectures use them until somebody measures there. The
+interpreter's are small, so that small shapes meet every variant.
 """
 
 from __future__ import annotations

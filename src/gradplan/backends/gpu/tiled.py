@@ -34,16 +34,10 @@ def program(desc: ScanBackwardDescriptor, strides: Strides, table: Table) -> Pro
     if even < tiled.beside:
         # Lest the masks of the last tile cost all others.
         ends = ((0, even), (even, tiled.beside - even))
-        made = [_Tiled(desc, strides, table, part, marks=False).made() for part in ends]
-        parts = [one for one in made if one is not None]
-        assert len(parts) == len(made)
+        parts = [_Tiled(desc, strides, table, part, marks=False).alone() for part in ends]
         why = f"those that fill no tile of {tiled.tile.r} come after the others"
         return in_turn(parts, f"{parts[0].why}; of rows side by side {why}")
-    alone = tiled.made()
-    if alone is None:
-        alone = _Tiled(desc, strides, table, None, marks=False).made()
-    assert alone is not None
-    return alone
+    return tiled.made() or _Tiled(desc, strides, table, None, marks=False).alone()
 
 
 _Beside = tuple[int, int] | None
@@ -168,12 +162,11 @@ class _Tiled:
     def even(self) -> int:
         """How many of the rows side by side fill tiles, where the others alone keep all masked."""
         r, c = self.tile.r, self.tile.c
+        table = self.table
         cut = self.columns and self.in_runs and not (self.tile.resident or self.fills or self.marks)
-        cut = (
-            cut and self.kind in self.table.evened and self.n * self.rows >= self.table.evened_from
-        )
-        alone = cut and self.n % c == 0
-        if not alone or self.full or self.beside * self.item < _LEAST:
+        asked = self.kind in table.evened and self.n * self.rows >= table.evened_from
+        alone = self.n % c == 0 and not self.full and self.beside * self.item >= _LEAST
+        if not (cut and asked and alone):
             return self.beside
         r = min(r, down(self.beside))
         return self.beside // r * r
@@ -267,6 +260,12 @@ class _Tiled:
         """Whether x leaves marks for this tile."""
         few = self.columns and not self.tile.resident and self.tiles < self.table.scan_fill
         return self.in_lines and not few
+
+    def alone(self) -> Program:
+        """The program of a problem without marks, which there always is."""
+        made = self.made()
+        assert made is not None
+        return made
 
     def made(self) -> Program | None:
         """The program; None where rows are cut for chains, which need no marks if there is y."""
