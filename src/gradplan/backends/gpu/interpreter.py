@@ -16,13 +16,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from . import interpreted_types
+
 __all__ = ["install"]
 
 _installed = False
-_SCALARS = (
-    *("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64"),
-)
 
 
 def install() -> None:
@@ -84,52 +82,8 @@ def install() -> None:
         return patch_language(function)
 
     interpreter._patch_lang = patch_once
-    _remember_types(tl, interpreter)
+    interpreted_types.remember()
     _installed = True
-
-
-def _remember_types(tl: Any, interpreter: Any) -> None:
-    """What tells of a shape or an element type is made once, not with every tensor: it is a third
-    of what a kernel takes."""
-    scalars = (getattr(tl, name) for name in _SCALARS)
-    found = {one.name: interpreter._get_np_dtype(one) for one in scalars}
-    word = np.dtype(np.uint64)
-    ask = interpreter._get_np_dtype
-
-    def numpy_type(type_: Any) -> Any:
-        scalar = type_.scalar
-        if isinstance(scalar, tl.pointer_type):
-            return word
-        return found[scalar.name] if scalar.name in found else ask(type_)
-
-    interpreter._get_np_dtype = numpy_type
-    block, tensor = tl.block_type, tl.tensor
-    describe, make = block.__init__, tensor.__init__
-    blocks: dict[Any, tuple[Any, int]] = {}
-    shapes: dict[Any, tuple[Any, Any]] = {}
-
-    def describe_once(self: Any, element_ty: Any, shape: Any) -> None:
-        key = tuple([getattr(size, "value", size) for size in shape])
-        known = blocks.get(key)
-        if known is None:
-            describe(self, element_ty, shape)
-            blocks[key] = self.shape, self.numel
-            return
-        self.element_ty = element_ty
-        self.shape, self.numel = known
-        self.name = f"<{self.shape}, {element_ty}>"
-
-    def make_once(self: Any, handle: Any, kind: Any) -> None:
-        shape = kind.shape.values if kind.is_block() else ()
-        known = shapes.get(key := tuple(shape))
-        if known is None:
-            make(self, handle, kind)
-            shapes[key] = self.numel, self.shape
-            return
-        self.handle, self.type, self.dtype = handle, kind, kind.scalar
-        self.numel, self.shape = known
-
-    block.__init__, tensor.__init__ = describe_once, make_once
 
 
 def _fused(self: Any, a: Any, b: Any, c: Any) -> Any:
