@@ -375,7 +375,8 @@ def test_a_run_that_must_stop_keeps_what_it_has(tmp_path, capsys):
         (["--against", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--fail-slower", "5"], "--against"),
         (["--resume", "--json", "-"], "--json"),
-        (["--html", "."], "it is a folder"),
+        (["--html", "."], "expected a file, got the folder '.'"),
+        (["--json", "."], "expected a file, got the folder '.'"),
         (["--prepare", "4"], "--prepare compiles for a GPU"),
     ],
 )

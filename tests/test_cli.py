@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -252,6 +253,25 @@ def test_shapes_and_layouts_of_ones_own(capsys, tmp_path):
     assert rows["embedding"]["cases"] > 0
 
 
+def test_shapes_of_ones_own_in_all_layouts(capsys, tmp_path):
+    """In place of dy only where dx has its shape; a table without a row 2 has no padding there."""
+    path = tmp_path / "shapes.txt"
+    path.write_text("2x5 indices=30\n")
+    argv = ["verify", "--jobs", "1", "--kind", "mean", "embedding", "--element", "f32", "--json"]
+    assert cli.main([*argv, "--shape", "5x6", "5x1", "--shapes", str(path)]) == 0
+    rows = {row["kind"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["embedding"]["cases"] > 0
+    mean = next(spec for spec in KINDS.values() if spec.kind.value == "mean")
+    places = len(cases.layouts_of(mean))
+    edges = len(cases.data_of(mean)) - 1
+    assert cases.Layout.IN_PLACE in cases.layouts_of(mean)
+    # Contiguous with all data, elsewhere random and one more; one shape alone can lie in place.
+    assert rows["mean"]["cases"] == 2 * (1 + edges) + 2 * (2 * (places - 1) - 1)
+    only = ["--shape", "5x6", "--layout", "in_place"]
+    assert cli.main(["verify", "--jobs", "1", "--kind", "mean", "--element", "f32", *only]) == 2
+    assert "no kind that was asked for has the shapes and layouts" in capsys.readouterr().err
+
+
 def test_families_and_elements_are_chosen():
     specs = [spec for spec in KINDS.values() if spec.category is gp.OpCategory.SCAN]
     todo = verify.tasks(specs=specs, elements=[gp.ElementKind.F64])
@@ -292,6 +312,9 @@ def test_verifying_goes_on_where_it_stopped(monkeypatch, capsys, tmp_path):
         (["verify", "--kind", "embedding", "--shape", "4x4"], "no kind that was asked for"),
         (["verify", "--shape", "4x4", "--axis", "5"], "--axis 5 is outside"),
         (["verify", "--layout", "odd"], "no layout 'odd'"),
+        (["verify", "--keep", "."], "expected a file, got the folder '.'"),
+        (["verify", "--keep", ""], "expected a file"),
+        (["verify", "--shape", "x".join("222222222")], "plans take rank 1 to 8"),
         (["verify", "--jobs", "none"], "expected a number, got 'none'"),
         (["frobnicate"], "no command 'frobnicate'"),
         ([], "command"),
@@ -311,6 +334,43 @@ def test_a_file_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
     assert cli.main([*QUICK, "--keep", str(tmp_path / "file" / "x.json")]) == 2
     assert "Traceback" not in (error := capsys.readouterr().err)
     assert error.splitlines()[-1].startswith("gradplan: ")
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing_beside_it(tmp_path):
+    goal = tmp_path / "kept.json"
+    goal.mkdir()
+    (goal / "something").write_text("")
+    with pytest.raises(OSError, match=r"kept\.json"):
+        terminal.write_text(goal, "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "list --json", "explain softmax --shape 8x8", "tune --list"]
+)
+def test_who_stops_reading_has_seen_enough(words):
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m gradplan {words} | true; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["completion", "zsh"]])
+def test_where_only_ascii_can_be_written(words):
+    done = subprocess.run(
+        [sys.executable, "-m", "gradplan", *words],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    if "--json" in words:
+        formulas = {row["formula"] for row in json.loads(done.stdout)}
+        assert formulas == {spec.formula for spec in KINDS.values()}
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,8 @@ def test_empty_extents_are_problems_too():
 
 
 BAD_SHAPES = [(), (2, -1), (2, 3.5), (2, None), 6, "23", None, b"ab", ("a", 2)]
+# Without an order that anybody chose, and of rank 0.
+BAD_SHAPES += [bytearray(b"45"), {4, 5}, {4: 5}, np.array(4), torch.tensor(4)]
 
 
 @pytest.mark.parametrize("shape", BAD_SHAPES, ids=repr)
@@ -317,12 +319,33 @@ def test_a_correction_that_is_no_number_is_refused(correction):
 
 @pytest.mark.parametrize(
     "param",
-    ["half", "0.5", b"0.5", None, [0.5], 1j, 10**400, 10**5000],
-    ids=["text", "digits", "bytes", "None", "list", "complex", "huge", "unprintable"],
+    [
+        *("half", "0.5", b"0.5", None, [0.5], 1j, 10**400, 10**5000),
+        torch.tensor([0.5]),
+        torch.empty((), device="meta"),
+        torch.tensor(0.5, requires_grad=True),
+    ],
+    ids=[
+        *("text", "digits", "bytes", "None", "list", "complex", "huge", "unprintable"),
+        *("rank 1", "without data", "requires grad"),
+    ],
 )
 def test_a_param_that_is_no_number_is_refused(param):
     with pytest.raises(gp.InvalidProblem, match="BinaryParamBackwardDescriptor: param"):
         make(BINARY, param=param)
+
+
+@pytest.mark.parametrize("flag", [np.array([1, 0]), torch.ones(2)], ids=["numpy", "torch"])
+def test_a_flag_that_is_neither_true_nor_false_is_refused(flag):
+    for make_it, field in (
+        (lambda: make(SCAN, reverse=flag), "ScanBackwardDescriptor: reverse"),
+        (lambda: make(EMBEDDING, accumulate=flag), "EmbeddingBackwardDescriptor: accumulate"),
+        (lambda: make(EMBEDDING, scale_grad_by_freq=flag), "scale_grad_by_freq"),
+        (lambda: gp.PlanPreference(deterministic=flag), "PlanPreference: deterministic"),
+    ):
+        with pytest.raises(gp.InvalidProblem, match=f"{field} must be True or False"):
+            make_it()
+    assert make(SCAN, reverse=flag[0]) == make(SCAN, reverse=True)
 
 
 @pytest.mark.parametrize("padding", [-1, 7, 100, 2.0, "2"], ids=repr)
@@ -460,6 +483,7 @@ def test_element_kind_of_anything_else_is_unsupported(x):
 def test_index_kind_of_reads_arrays_and_dtypes(index):
     assert gp.IndexKind.of(index) in (gp.IndexKind.I32, gp.IndexKind.I64)
     assert gp.IndexKind.of(np.int32) is gp.IndexKind.I32
+    assert gp.IndexKind.of(np.longlong) is gp.IndexKind.I64  # whose own name is another
     with pytest.raises(gp.Unsupported, match=r"int64; got int16$"):
         gp.IndexKind.of(np.int16)
     with pytest.raises(gp.Unsupported, match=r"float64; got int32$"):

@@ -1090,3 +1090,47 @@ def test_an_unknown_rule_of_ties_is_named(function):
     x = np.ones(3)
     with pytest.raises(gp.InvalidProblem, match=f"^{function.__name__}: ties: expected one of spl"):
         function(x, x, x, ties="some")
+
+
+@pytest.mark.parametrize("shape", [np.array(4), 5, None, {3, 2}, "32", iter([3, 2.5])])
+def test_a_shape_that_is_none_is_refused(shape):
+    with pytest.raises(gp.InvalidProblem, match=r"sum_backward: (an extent of )?shape must be"):
+        gp.sum_backward(np.float32(2), shape)
+    assert gp.sum_backward(np.float32(2), iter([3, 2])).shape == (3, 2)
+
+
+def test_rank_0_and_one_element_are_two_shapes():
+    """As the reductions have it."""
+    one, point = np.ones(1, np.float32), np.float32(1)
+    for call in (
+        lambda: gp.softmax_backward(point, one),
+        lambda: gp.softmax_backward(one, point),
+        lambda: gp.cumprod_backward(point, one),
+        lambda: gp.cumprod_backward(point, point, one),
+        lambda: gp.max_backward(point, point, one),
+    ):
+        with pytest.raises(gp.InvalidProblem, match="must have shape"):
+            call()
+
+
+def test_flags_that_are_neither_true_nor_false_are_refused():
+    dy, both = np.ones(3, np.float32), np.array([1, 0])
+    indices = np.zeros(3, np.int64)
+    for name, call in (
+        ("cumsum_backward: reverse", lambda: gp.cumsum_backward(dy, reverse=both)),
+        ("sum_backward: keepdims", lambda: gp.sum_backward(dy, (3, 2), 1, keepdims=both)),
+        (
+            "embedding_backward: accumulate",
+            lambda: gp.embedding_backward(dy[:, None], indices, 2, accumulate=both),
+        ),
+    ):
+        with pytest.raises(gp.InvalidProblem, match=f"{name} must be True or False"):
+            call()
+
+
+def test_a_weight_in_a_graph_is_refused():
+    weight = torch.tensor(0.3, requires_grad=True)
+    with pytest.raises(gp.InvalidProblem, match=r"weight requires grad.*gradplan\.torch"):
+        gp.lerp_backward(torch.ones(3), weight)
+    da, _ = gp.lerp_backward(torch.ones(3), weight.detach())
+    assert torch.allclose(da, torch.full((3,), 0.7))

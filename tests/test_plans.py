@@ -1031,6 +1031,31 @@ def test_workspaces_are_checked(kind):
     attempt(gp.InvalidProblem, frozen, "read-only")
 
 
+def test_a_workspace_whose_memory_ends_before_it_does_is_too_small():
+    problem = case("softmax", (1, 3_000_000))
+    size = problem.plan.workspace_size
+    around = np.full(1024 + size, 7, np.uint8)
+    start = -around.ctypes.data % 256
+    buffer = (ctypes.c_uint8 * 16).from_buffer(around, start)
+    tensor = torch.from_numpy(aligned(size))
+    shrunk = torch.empty(size, dtype=torch.uint8)
+    shrunk.untyped_storage().resize_(16)
+    as_strided = np.lib.stride_tricks.as_strided
+    for workspace, got in (
+        (as_strided(np.frombuffer(buffer, np.uint8), (size,), (1,)), 16),
+        (as_strided(aligned(16), (size,), (1,)), 272),
+        (shrunk, 16),
+    ):
+        for run in (problem.plan.run, problem.plan.bind):
+            with pytest.raises(gp.WorkspaceTooSmall) as caught:
+                run(problem.args(), workspace=workspace)
+            assert caught.value.got <= got < caught.value.needed
+    assert (around == 7).all()
+    # What only looks like it: a part of an array, and a tensor's memory.
+    problem.run(workspace=as_strided(aligned(2 * size)[:16], (size,), (1,)))
+    problem.run(workspace=tensor)
+
+
 @pytest.mark.parametrize("kind", ["softmax", "cumprod", "embedding"])
 def test_a_workspace_over_an_argument_is_invalid(kind):
     problem = case(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import types
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +14,7 @@ import torch.autograd.forward_ad as forward_ad  # noqa: E402
 import torch.nn.functional as F  # noqa: E402, N812
 from torch.func import grad, vmap  # noqa: E402
 
+import gradplan as gp  # noqa: E402
 import gradplan.torch as gt  # noqa: E402
 from torch_calls import sample  # noqa: E402
 
@@ -398,3 +400,35 @@ def test_the_second_order_of_embedding_counts_beyond_256():
     (dweight,) = torch.autograd.grad(y, weight, dy, create_graph=True)
     (found,) = torch.autograd.grad(dweight.sum(), dy)
     assert (found == 1 / 1024).all()
+
+
+def test_a_tensor_without_data_among_others_is_refused():
+    t = torch.rand(3, 4)
+    bare = t.to("meta")
+    for call in (
+        lambda: torch.ops.gradplan.softmax_backward(bare, t, 1),
+        lambda: torch.ops.gradplan.softmax_backward(t, bare, 1),
+        lambda: torch.ops.gradplan.logcumsumexp_transposed(bare, t, t, 1),
+    ):
+        with pytest.raises(gp.InvalidProblem, match=r"expected one device, got .*meta"):
+            call()
+    assert torch.ops.gradplan.softmax_backward(bare, bare, 1).device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.mean(torch.arange(3), None, True),
+        lambda: torch.var(torch.arange(3), None, True, True),
+        lambda: torch.amax(torch.rand(3, 4), dim=np.array([0, 1])),
+        lambda: torch.norm(torch.rand(3, 4), dim=np.array([0, 1])),
+    ],
+    ids=["mean", "var", "amax", "norm"],
+)
+def test_errors_are_torchs_own(call):
+    with pytest.raises((TypeError, RuntimeError)) as theirs:
+        call()
+    with gt.enable(), pytest.raises(type(theirs.value)) as ours:
+        call()
+    # What torch prints of where its C++ stands is not compared.
+    assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]

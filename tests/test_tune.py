@@ -273,3 +273,14 @@ def test_the_command_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_list_for_programs(capsys, tmp_path):
+    assert cli.main(["tune", "--list", "--json", "-"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {one["field"].partition(" ")[0] for one in listed} == set(FIELDS)
+    assert all(one.get("nothing") or one["now"] in one["values"] for one in listed)
+    path = tmp_path / "listed.json"
+    assert cli.main(["tune", "--list", "--fields", "chunk", "--json", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["fields"]
+    assert found in listed

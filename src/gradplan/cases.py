@@ -332,13 +332,13 @@ def grid(
     counter = itertools.count(place)
     shapes, asked = shapes_of(spec, layout), options_of(spec, element, complete=complete)
     if own:
-        shapes = own
+        shapes = tuple(pair for pair in own if _lies_so(spec, layout, *pair))
     elif quick:
         shapes = shapes[:1] if spec.category is OpCategory.EMBEDDING else shapes[1:2]
     if quick:
         asked = [options for options in asked if _kernel(options) == _kernel(asked[0])]
     pairs = list(itertools.product(shapes, asked))
-    if turns:
+    if turns and pairs:
         count = max(len(shapes), len(asked)) if layout is Layout.CONTIGUOUS else 1
         first = 4 * list(KINDS).index((spec.category, spec.kind)) + ELEMENTS.index(element) + place
         pairs = [
@@ -346,11 +346,20 @@ def grid(
             for k in range(first, first + count)
         ]
     for (shape, axes), (fields, without) in pairs:
+        if fields.get("padding_idx") is not None:  # the last row of a table that has fewer
+            fields = {**fields, "padding_idx": min(fields["padding_idx"], shape[2] - 1)}
         desc = describe(spec, element, shape, axes, **fields)
         turn = next(counter)
         some = edges if layout is Layout.CONTIGUOUS else (edges[turn % len(edges)],)
         for data in (Data.RANDOM, *some):
             yield Case(desc=desc, layout=layout, data=data, without=without, seed=turn)
+
+
+def _lies_so(spec: KindSpec, layout: Layout, shape: tuple[int, ...], axes: Axes) -> bool:
+    """Whether arrays of a shape can lie in a layout: dx in the place of dy only where it has the
+    shape of dy."""
+    reduced = layout is Layout.IN_PLACE and spec.category is OpCategory.REDUCTION
+    return not reduced or all(shape[axis] == 1 for axis in axes)
 
 
 def _kernel(options: Options) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ kind does not use fall back to their defaults. What is wrong in itself (a bad ax
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, isnan, nan, prod
@@ -37,6 +37,8 @@ __all__ = [
     "ScanBackwardDescriptor",
     "SoftmaxBackwardDescriptor",
     "axes_of",
+    "extents_of",
+    "flag_of",
     "number_of",
 ]
 
@@ -72,21 +74,45 @@ def _int(owner: str, field: str, value: Any, least: int | None = None) -> int:
 
 def number_of(label: str, value: Any) -> float:
     """A number in double; every NaN is one object, so that look-ups find it again."""
+    if getattr(value, "requires_grad", False):
+        raise InvalidProblem(
+            f"{label} requires grad, and its graph would be lost: pass it as a float, or use a "
+            "function of gradplan.torch"
+        )
     try:
-        if not isinstance(value, (str, bytes, bytearray)):  # which `float` would read
+        # What is no scalar, and text, `float` would read too, some of it.
+        if not isinstance(value, (str, bytes, bytearray)) and not getattr(value, "ndim", 0):
             number = float(value)
             return number if number == number else nan
     except OverflowError:
         raise InvalidProblem(f"{label} must be a number that fits a double") from None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the last of tensors without data
         pass
     raise InvalidProblem(f"{label} must be a number, got {value!r}")
 
 
+def flag_of(owner: str, field: str, value: Any) -> bool:
+    """Whether something is true; an array of several is neither."""
+    try:
+        return bool(value)
+    except Exception as error:
+        raise InvalidProblem(f"{owner}: {field} must be True or False, got {value!r}") from error
+
+
+def extents_of(label: str, value: Any) -> tuple[Any, ...]:
+    """The extents of a shape in their order, yet to be looked at."""
+    try:
+        # A set and a dict have no order that anybody chose.
+        if not isinstance(value, (str, bytes, bytearray, Set, Mapping)):
+            return tuple(value)
+    except TypeError:  # an array of rank 0 among them
+        pass
+    raise InvalidProblem(f"{label} must be a sequence of extents, got {value!r}")
+
+
 def _shape(owner: str, field: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes)):
-        raise InvalidProblem(f"{owner}: {field} must be a sequence of extents, got {value!r}")
-    shape = tuple(_int(owner, f"an extent of {field}", extent, 0) for extent in value)
+    extents = extents_of(f"{owner}: {field}", value)
+    shape = tuple(_int(owner, f"an extent of {field}", extent, 0) for extent in extents)
     if not shape:
         raise InvalidProblem(f"{owner}: {field} has rank 0; plans take rank 1 to 8")
     return shape
@@ -269,7 +295,7 @@ class ScanBackwardDescriptor(_Descriptor):
             input_shape=shape,
             scan_axis=_axis(me, "scan_axis", self.scan_axis, len(shape)),
             element=ElementKind.coerce(self.element, me, "element"),
-            reverse=bool(self.reverse),
+            reverse=flag_of(me, "reverse", self.reverse),
             ties=_ties(me, spec_of(self.category, kind), self.ties, TieRule.FIRST),
         )
 
@@ -392,8 +418,8 @@ class EmbeddingBackwardDescriptor(_Descriptor):
             element=ElementKind.coerce(self.element, me, "element"),
             index=IndexKind.coerce(self.index, me, "index"),
             padding_idx=padding,
-            accumulate=bool(self.accumulate),
-            scale_grad_by_freq=bool(self.scale_grad_by_freq),
+            accumulate=flag_of(me, "accumulate", self.accumulate),
+            scale_grad_by_freq=flag_of(me, "scale_grad_by_freq", self.scale_grad_by_freq),
         )
 
     @property

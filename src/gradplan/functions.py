@@ -8,7 +8,7 @@ first asked; the same question about arrays of the same layouts is one look-up.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .again import Recent
@@ -19,6 +19,8 @@ from .descriptors import (
     ScanBackwardDescriptor,
     SoftmaxBackwardDescriptor,
     axes_of,
+    extents_of,
+    flag_of,
     number_of,
 )
 from .errors import InvalidProblem, Unsupported
@@ -85,9 +87,13 @@ def _preference(given: Any) -> PlanPreference | None:
     raise InvalidProblem(f"preference must be a PlanPreference, got {given!r}")
 
 
-def _row(lent: View) -> View:
-    """Rank 0 counts as one element."""
-    return lent if lent.layout.shape else reshape_view(lent, (1,), (0,))
+def _row(lent: View, shape: Shape, label: str) -> View:
+    """Rank 0, where the problem has this shape, counts as one element."""
+    if shape:
+        return lent
+    if lent.layout.shape:
+        raise InvalidProblem(f"{label} must have shape (), got {lent.layout.shape}")
+    return reshape_view(lent, (1,), (0,))
 
 
 def _element(lent: View, label: str) -> ElementKind:
@@ -182,7 +188,7 @@ class _Function:
         lent = view(target, self.out)
         if lent.layout.shape != shape:
             raise InvalidProblem(f"{self.out} must have shape {shape}, got {lent.shape}")
-        views["dx"] = _row(lent)
+        views["dx"] = _row(lent, shape, self.out)
         plan._run_views(views, None, None, stream)
         if out is None:
             return restore_type(like, target, stream)
@@ -212,27 +218,28 @@ class _Along(_Function):
             if made is not None:
                 return made
         lent = view(dy, self.dy)
-        views = {"dy": _row(lent)}
-        if x is not None:
-            views["x"] = _row(view(x, self.x))
-        if y is not None:
-            views["y"] = _row(view(y, self.y))
         layout = lent.layout
+        shape = layout.shape
+        views = {"dy": _row(lent, shape, self.dy)}
+        if x is not None:
+            views["x"] = _row(view(x, self.x), shape, self.x)
+        if y is not None:
+            views["y"] = _row(view(y, self.y), shape, self.y)
         key = (layout, *question)
         plan = self.asked.get(key)
         if plan is None:
             plan = self.select(
                 layout.device,
                 preference,
-                input_shape=layout.shape or (1,),
+                input_shape=shape or (1,),
                 element=_element(lent, self.dy),
                 **{_AXIS_FIELD[self.plan]: axis},
                 **more,
             )
             remember(self.asked, key, plan)
-        made = self.run(plan, dy, views, layout.shape, out, stream)
+        made = self.run(plan, dy, views, shape, out, stream)
         if out is None:
-            self.note(question, plan, views, layout.shape, dy, x, y)
+            self.note(question, plan, views, shape, dy, x, y)
         return made
 
 
@@ -299,7 +306,7 @@ def lerp_backward(
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise InvalidProblem("lerp_backward: out must be a pair (da, db), either may be None")
         targets = (out[0], out[1])
-    views = {"dy": _row(lent)}
+    views = {"dy": _row(lent, shape, _LERP.dy)}
     for name, target in zip(("da", "db"), targets, strict=True):
         if target is not None:
             made = view(target, f"lerp_backward: {name}")
@@ -307,7 +314,7 @@ def lerp_backward(
                 raise InvalidProblem(
                     f"lerp_backward: {name} must have shape {shape}, got {made.shape}"
                 )
-            views[name] = _row(made)
+            views[name] = _row(made, shape, name)
     plan._run_views(views, stream=stream)
     if out is not None:
         for target in targets:
@@ -334,7 +341,8 @@ def _scan(
 ) -> Any:
     run = _SCANS[kind]
     ties = TieRule.coerce(ties, run.name, "ties")
-    return run(dy, x, y, axis, out, preference, stream, reverse=bool(reverse), ties=ties)
+    reverse = flag_of(run.name, "reverse", reverse)
+    return run(dy, x, y, axis, out, preference, stream, reverse=reverse, ties=ties)
 
 
 def cumsum_backward(
@@ -473,7 +481,8 @@ class _Reduction(_Function):
         if axis is not None and type(axis) is not int:
             axes = axes_of(self.axis, axis)
             axis = tuple([_integer(f"{self.name}: an axis", one) for one in axes])
-        question = (extents, axis, bool(keepdims), _preference(preference), *more.values())
+        keepdims = flag_of(self.name, "keepdims", keepdims)
+        question = (extents, axis, keepdims, _preference(preference), *more.values())
         if out is None and self.recent:
             made = self.again(question, stream, dy, x, y)
             if made is not None:
@@ -492,7 +501,7 @@ class _Reduction(_Function):
         plan, dy_layout, y_layout = answer
         views = {"dy": View(lent.ptr, dy_layout, lent.owner)}
         if source is not None:
-            views["x"] = _row(source)
+            views["x"] = _row(source, extents, self.x)
         if saved is not None and y_layout is not None:
             views["y"] = View(saved.ptr, y_layout, saved.owner)
         made = self.run(plan, dy if x is None else x, views, extents, out, stream)
@@ -501,15 +510,13 @@ class _Reduction(_Function):
         return made
 
     def _extents(self, shape: Any) -> Shape:
+        if shape is None and self.needs_x:
+            raise InvalidProblem(f"{self.name} needs x, and it is missing")
+        extents = shape if isinstance(shape, tuple) else extents_of(f"{self.name}: shape", shape)
         try:
-            return tuple(map(operator.index, shape))
+            return tuple(map(operator.index, extents))
         except TypeError:
-            if shape is None and self.needs_x:
-                raise InvalidProblem(f"{self.name} needs x, and it is missing") from None
-            if not isinstance(shape, Iterable):
-                message = f"{self.name}: shape must be a tuple of ints, got {shape!r}"
-                raise InvalidProblem(message) from None
-            return tuple([_integer(f"{self.name}: an extent of shape", n) for n in shape])
+            return tuple([_integer(f"{self.name}: an extent of shape", n) for n in extents])
 
     def _answer(
         self,
@@ -526,9 +533,7 @@ class _Reduction(_Function):
 
         def whole(lent: View, label: str) -> Layout:
             if not extents:
-                if lent.shape != ():
-                    raise InvalidProblem(f"{label} must have shape (), got {lent.shape}")
-                return _row(lent).layout
+                return _row(lent, extents, label).layout
             return lent.layout if keepdims else _kept(label, lent, extents, axes).layout
 
         layouts = whole(dy, self.dy), None if y is None else whole(y, self.y)
@@ -754,13 +759,15 @@ def embedding_backward(
     equal to `padding_idx`, are skipped. `accumulate=True` adds to `out`.
     """
     me = "embedding_backward"
-    if accumulate and out is None:
-        raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
     if type(num_embeddings) is not int:
         num_embeddings = _integer(f"{me}: num_embeddings", num_embeddings)
     if padding_idx is not None:
         padding_idx = _integer(f"{me}: padding_idx", padding_idx)
-    options = (num_embeddings, padding_idx, bool(accumulate), bool(scale_grad_by_freq))
+    accumulate = flag_of(me, "accumulate", accumulate)
+    scaled = flag_of(me, "scale_grad_by_freq", scale_grad_by_freq)
+    if accumulate and out is None:
+        raise InvalidProblem(f"{me}: accumulate=True adds to out, which is missing")
+    options = (num_embeddings, padding_idx, accumulate, scaled)
     question = (_preference(preference), *options)
     if out is None and _EMBEDDING.recent:
         made = _EMBEDDING.again(question, stream, dout, indices)

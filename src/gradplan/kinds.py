@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Self
 
+import numpy as np
+
 from .errors import InvalidProblem, Unsupported
 
 __all__ = [
@@ -265,7 +267,7 @@ def _named_dtype(x: Any, table: dict[str, Any]) -> Any:
     if isinstance(x, Named):
         return x if x in table.values() else None
     if isinstance(x, type):  # np.float32 and the like: a scalar type
-        return table.get(x.__name__)
+        return table.get(np.dtype(x).name if issubclass(x, np.generic) else x.__name__)
     dtype = getattr(x, "dtype", x)
     if getattr(dtype, "byteorder", "=") in (">", "<"):  # native order reads as "=" or "|"
         return None

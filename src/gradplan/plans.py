@@ -46,7 +46,16 @@ from .geometry import c_strides, told_strides
 from .overlap import apart, check_overlaps
 from .registry import MAX_RANK
 from .sku import KernelSku, PlanPreference, PrecisionGuarantee
-from .views import View, address_of, addresses_of, count_write, viewers, write_counter
+from .views import (
+    View,
+    address_of,
+    addresses_of,
+    count_write,
+    owner_left,
+    stored_bytes,
+    viewers,
+    write_counter,
+)
 
 __all__ = [
     "BinaryParamBackwardPlan",
@@ -395,7 +404,8 @@ class Plan:
 
     def _check_absent(self, operand: Operand) -> None:
         if operand.required:
-            role = "output" if operand.output else "saved tensor"
+            saved = operand.name in ("x", "y")
+            role = "output" if operand.output else "saved tensor" if saved else "input"
             raise InvalidProblem(
                 f"{self._me}: {self._desc.op} needs {operand.name}, and this {role} is missing"
             )
@@ -540,7 +550,12 @@ class Plan:
             )
         if not array.flags.writeable:
             raise InvalidProblem(f"{self._me}: workspace is read-only")
-        return address_of(array), array.nbytes
+        address, size = address_of(array), min(array.nbytes, stored_bytes(given))
+        beyond = owner_left(array, address, address + size)
+        if beyond is not None:  # what NumPy's `as_strided` hands out
+            first, end, _ = beyond
+            size = max(0, end - address) if first <= address else 0
+        return address, size
 
     def _sku_of(self, program: Program) -> KernelSku:
         desc = self._desc

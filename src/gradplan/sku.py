@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+from .descriptors import flag_of
 from .errors import InvalidProblem
 from .kinds import BackendKind, ElementKind, IndexKind, MathPrecision, OpCategory
 
@@ -66,7 +67,8 @@ class PlanPreference:
 
     def __post_init__(self) -> None:
         set_: Any = object.__setattr__
-        set_(self, "deterministic", bool(self.deterministic))
+        deterministic = flag_of("PlanPreference", "deterministic", self.deterministic)
+        set_(self, "deterministic", deterministic)
         if self.max_workspace_bytes is not None:
             try:
                 limit = operator.index(self.max_workspace_bytes)

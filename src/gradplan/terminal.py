@@ -22,7 +22,7 @@ from rich.table import Table
 
 from .errors import InvalidProblem
 from .kinds import OpCategory
-from .registry import ELEMENTS, KINDS
+from .registry import ELEMENTS, KINDS, MAX_RANK
 
 __all__ = [
     "ELEMENT_NAMES",
@@ -35,6 +35,7 @@ __all__ = [
     "add_command",
     "bytes_text",
     "console",
+    "file_of",
     "new_table",
     "parse_shape",
     "positive",
@@ -133,6 +134,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
         raise ValueError(f"expected a shape like 8192x8192, got {text!r}") from None
     if min(shape) < 1:
         raise ValueError(f"extents are at least 1, got {text}")
+    if len(shape) > MAX_RANK:
+        raise ValueError(f"plans take rank 1 to {MAX_RANK}, got {text}")
     return shape
 
 
@@ -147,14 +150,29 @@ def positive(text: str) -> int:
     return number
 
 
+def file_of(text: str) -> Path:
+    """An option's file, which is to be written."""
+    path = Path(text)
+    if not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file, got the folder {str(path)!r}")
+    return path
+
+
+class _Console(Console):
+    """Leaves it to the command line what it means that nobody reads on."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Where results go."""
-    return Console(highlight=False)
+    return _Console(highlight=False)
 
 
 def remarks() -> Console:
     """Where bars and remarks go."""
-    return Console(stderr=True, highlight=False)
+    return _Console(stderr=True, highlight=False)
 
 
 def new_table(title: str, *headings: str, right: Sequence[str] = (), **more: Any) -> Table:
@@ -184,15 +202,20 @@ def progress(shown: Console | None = None) -> Progress:
 
 def print_json(found: Any) -> None:
     """Plain JSON on stdout."""
-    print(json.dumps(found, indent=2, ensure_ascii=False))
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    print(json.dumps(found, indent=2, ensure_ascii=plain))
 
 
 def write_text(path: Path, text: str) -> None:
     """Put a file there in one step: it is whole at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _scaled(value: float, units: Sequence[str], step: float) -> str:

@@ -113,7 +113,8 @@ def tasks(
     Raises `Unsupported` where the device has no backend. `quick` checks each kind with one
     element, taking turns, and one kernel each: 18 kernels instead of some 400. `complete` makes a
     difference on a GPU alone. No case is begun later than `stop_after` seconds from now. `shapes`
-    gives shapes and axes in place of the grid's; a kind for which it gives none is left out.
+    gives shapes and axes in place of the grid's; a kind for which it gives none is left out, as is
+    one that lies in none of the layouts.
     """
     if not find(device, PlanPreference()).here:
         raise Unsupported(f"device {device!r} is not here: nothing can run on it")
@@ -134,9 +135,8 @@ def tasks(
             made += [
                 Task(spec.category, spec.kind, element, quick, device, chosen, turns, until, own)
                 for element in wanted
-                if chosen
             ]
-    return made
+    return [task for task in made if next(task.cases(), None) is not None]
 
 
 def check(task: Task) -> Row:

@@ -16,6 +16,7 @@ from ..terminal import (
     add_choices,
     add_command,
     console,
+    file_of,
     positive,
     print_json,
     remarks,
@@ -109,7 +110,7 @@ def add_parser(commands: Any) -> None:
     )
     kept = parser.add_argument_group("what is made of it")
     kept.add_argument(
-        "--json", type=Path, metavar="FILE", help="keep every row here; - is stdout, at the end"
+        "--json", type=file_of, metavar="FILE", help="keep every row here; - is stdout, at the end"
     )
     kept.add_argument("--resume", action="store_true", help="skip what that file has already")
     kept.add_argument(
@@ -120,7 +121,7 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="measure nothing: use these results",
     )
-    kept.add_argument("--html", type=Path, metavar="FILE", help="write a report, one page")
+    kept.add_argument("--html", type=file_of, metavar="FILE", help="write a report, one page")
     kept.add_argument("--png", type=Path, metavar="DIR", help="write plots (needs matplotlib)")
     kept.add_argument("--against", type=Path, metavar="FILE", help="show what moved since then")
     kept.add_argument(
@@ -199,8 +200,6 @@ def _plots(options: argparse.Namespace) -> list[Callable[[list[dict[str, Any]]],
     if options.html is not None:
         from .report import page
 
-        if options.html.is_dir():
-            raise InvalidProblem(f"--html {options.html}: it is a folder")
         made.append(lambda runs: write_text(options.html, page(runs)))
     if options.png is not None:
         needed("matplotlib")

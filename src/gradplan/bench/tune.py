@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -28,7 +27,16 @@ from ..backends.gpu.table import table_of
 from ..errors import InvalidProblem
 from ..kinds import BackendKind
 from ..sku import PlanPreference
-from ..terminal import STOPPED, add_command, console, positive, print_json, progress, remarks
+from ..terminal import (
+    STOPPED,
+    add_command,
+    console,
+    file_of,
+    positive,
+    print_json,
+    progress,
+    remarks,
+)
 from .clocks import Effort
 from .lazy import needed
 from .measure import OURS, Request
@@ -70,7 +78,7 @@ def add_parser(commands: Any) -> None:
         help="only these (default: all; see --list)",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="keep all that is found here; - is stdout"
+        "--json", type=file_of, metavar="FILE", help="keep all that is found here; - is stdout"
     )
     parser.add_argument(
         "--stop-after", type=float, metavar="SECONDS", help="end in good order by then"
@@ -94,7 +102,13 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; 1 where what the table says now is wrong or fails."""
     if options.list:
-        _show_fields(options.fields)
+        listed = list(_listed(options.fields))
+        if options.json is None:
+            _show_fields(listed)
+        elif options.json == STDOUT:
+            print_json(listed)
+        else:
+            write(options.json, {"arch": _LISTED, "fields": listed})
         return 0
     needed("torch")
     if options.json is not None:
@@ -106,20 +120,34 @@ def run(options: argparse.Namespace) -> int:
         tuning.worker.close()
 
 
-def _show_fields(names: Sequence[str] | None) -> None:
-    table = Table(title=f"Thresholds of {_LISTED}", title_justify="left")
-    for heading in ("field", "values [now]", "measured on"):
-        table.add_column(escape(heading), overflow="fold")
+def _listed(names: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """What each field is measured on, or why on nothing."""
+    table = table_of(_LISTED)
     for name, ask in FIELDS.items():
         if names and name not in names:
             continue
         if isinstance(ask, str):
-            table.add_row(name, str(getattr(table_of(_LISTED), name)), f"nothing: {ask}")
+            yield {"field": name, "now": str(getattr(table, name)), "nothing": ask}
             continue
-        for question in ask(name, table_of(_LISTED)):
-            values = (f"[{one}]" if one == question.now else one for one in question.tables)
-            probes = ", ".join(map(str, question.probes))
-            table.add_row(question.name, escape(" ".join(values)), probes)
+        for question in ask(name, table):
+            yield {
+                "field": question.name,
+                "now": question.now,
+                "values": list(question.tables),
+                "problems": list(map(str, question.probes)),
+            }
+
+
+def _show_fields(listed: Sequence[dict[str, Any]]) -> None:
+    table = Table(title=f"Thresholds of {_LISTED}", title_justify="left")
+    for heading in ("field", "values [now]", "measured on"):
+        table.add_column(escape(heading), overflow="fold")
+    for one in listed:
+        if "nothing" in one:
+            table.add_row(one["field"], one["now"], f"nothing: {one['nothing']}")
+            continue
+        values = (f"[{value}]" if value == one["now"] else value for value in one["values"])
+        table.add_row(one["field"], escape(" ".join(values)), ", ".join(one["problems"]))
     console().print(table)
 
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from .. import __version__
 from ..bench import command as bench
@@ -23,6 +24,9 @@ __all__ = ["main", "parser"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
+    for stream in (sys.stdout, sys.stderr):  # formulas, where only ASCII can be written
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         options = parser().parse_args(argv)
         return int(options.command(options))

@@ -26,6 +26,7 @@ from ..terminal import (
     add_choices,
     add_command,
     console,
+    file_of,
     new_table,
     positive,
     print_json,
@@ -98,7 +99,7 @@ def add_parser(commands: Any) -> None:
         metavar="SECONDS",
         help="begin no case after that, and say how far it came",
     )
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what is done in a file")
+    parser.add_argument("--keep", type=file_of, metavar="FILE", help="keep what is done in a file")
     parser.add_argument("--resume", action="store_true", help="skip what that file has already")
     parser.add_argument("--json", action="store_true", help="write JSON in place of a table")
 
@@ -109,7 +110,7 @@ def _verify(options: argparse.Namespace) -> int:
         raise InvalidProblem("--resume goes on with a file: name it with --keep")
     todo = _tasks(options)
     if not todo:
-        raise InvalidProblem("no kind that was asked for has a shape that was asked for")
+        raise InvalidProblem("no kind that was asked for has the shapes and layouts asked for")
     kept = _Kept(options.keep, options.resume)
     rows = _collect(todo, options.jobs, kept)
     done, planned = sum(row.cases for row in rows), sum(row.planned for row in rows)

@@ -70,8 +70,13 @@ def _told(known: Signature, args: Any, kwargs: Any, named: Any) -> dict[str, Any
     if type(asked["input"]) not in PLAIN or asked.keys() & {"args", "kwargs"}:
         return None
     defaults = {name: one.default for name, one in known.parameters.items()}
-    more = {n: one for n, one in asked.items() if n == "input" or one != defaults[n]}
+    more = {n: one for n, one in asked.items() if not _is_default(one, defaults[n])}
     return None if len(more) == len(asked) and named.keys() == kwargs.keys() else more
+
+
+def _is_default(given: Any, default: Any) -> bool:
+    """Whether an argument says what it would without; arrays never do."""
+    return not hasattr(given, "shape") and bool(given == default)
 
 
 def otherwise(theirs: Callable[..., Any]) -> Callable[[_Call], _Call]:
@@ -93,11 +98,14 @@ def otherwise(theirs: Callable[..., Any]) -> Callable[[_Call], _Call]:
                 return theirs(*args, **kwargs)
             try:
                 return theirs(*args, **kwargs)
-            except (TypeError, RuntimeError):  # an older torch looks for an axis of the name None
+            except (TypeError, RuntimeError) as error:  # older ones look for an axis named None
                 more = _told(known, args, kwargs, named)
                 if more is None:
                     raise
-                return theirs(**more)
+                try:
+                    return theirs(**more)
+                except Exception:  # then what torch says of the call as it came
+                    raise error from None
 
         return cast(_Call, call)
 

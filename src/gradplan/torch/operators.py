@@ -139,10 +139,7 @@ class Operator:
 
     def checked(self, *args: Any) -> Any:
         """The same, for any caller: nothing is taken for granted."""
-        tensors = [tensor for tensor in args[: self.count] if tensor is not None]
-        if len({tensor.device for tensor in tensors}) > 1:
-            names = ", ".join(str(tensor.device) for tensor in tensors)
-            raise InvalidProblem(f"{self.spec.function}: expected one device, got {names}")
+        tensors = self.on_one_device(args)
         facts = (*((t.shape, t.stride(), t.dtype) for t in tensors), self.params(args))
         if facts not in self._met:
             self.check(*args)
@@ -150,6 +147,19 @@ class Operator:
                 self._met.clear()
             self._met.add(facts)
         return self.run(*args, keep=False)
+
+    def faked(self, *args: Any) -> Any:
+        """The same of tensors without data."""
+        self.on_one_device(args)
+        return self.outputs(*args)
+
+    def on_one_device(self, args: tuple[Any, ...]) -> list[Tensor]:
+        """The tensors given, which must be on one device."""
+        tensors = [tensor for tensor in args[: self.count] if tensor is not None]
+        if len({tensor.device for tensor in tensors}) > 1:
+            names = ", ".join(str(tensor.device) for tensor in tensors)
+            raise InvalidProblem(f"{self.spec.function}: expected one device, got {names}")
+        return tensors
 
     def check(self, *args: Any) -> None:
         """Raise what is wrong with the arguments."""
@@ -310,6 +320,7 @@ class _LogScan(_Along):
 
     def _transposed(self, g: Tensor, x: Tensor, y: Any, dim: int) -> Tensor:
         """T by the kernel of D, from the other end: with −y for x and y, it sums alone."""
+        self.on_one_device((g, x, y))
         if not x.dim():
             return torch.where(x == -inf, 0.0, g)
         y = torch.logcumsumexp(x, dim) if y is None else y
@@ -553,7 +564,7 @@ def _register(spec: KindSpec) -> Operator:
     _library.define(operator.schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CPU", "CUDA"):
         _library.impl(spec.function, operator.checked, device)
-    torch.library.register_fake(name, operator.outputs, lib=_library)
+    torch.library.register_fake(name, operator.faked, lib=_library)
     torch.library.register_autograd(
         name, operator.second, setup_context=operator.remember, lib=_library
     )

@@ -13,9 +13,15 @@ torch, CuPy and JAX are never imported: an array of theirs proves that they are 
 
 from .layout import Layout, View, addresses_of, remember, reshape_view
 from .libraries import view, viewers
-from .numpy_arrays import address_of
+from .numpy_arrays import address_of, owner_left
 from .results import as_numpy, empty_like_type, no_memory_for, restore_type, torch_maker
-from .torch_tensors import count_write, in_forward_mode, tensor_counter, write_counter
+from .torch_tensors import (
+    count_write,
+    in_forward_mode,
+    stored_bytes,
+    tensor_counter,
+    write_counter,
+)
 
 __all__ = [
     "Layout",
@@ -27,9 +33,11 @@ __all__ = [
     "empty_like_type",
     "in_forward_mode",
     "no_memory_for",
+    "owner_left",
     "remember",
     "reshape_view",
     "restore_type",
+    "stored_bytes",
     "tensor_counter",
     "torch_maker",
     "view",

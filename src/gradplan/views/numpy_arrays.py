@@ -107,9 +107,16 @@ def _check_extent(array: Any, made: View, name: str) -> None:
 
     NumPy's `as_strided` hands out such arrays. Memory that does not tell its extent is trusted.
     """
-    lo, hi = made.lo, made.hi
+    beyond = owner_left(array, made.lo, made.hi)
+    if beyond is not None:
+        raise too_small(name, made.lo, made.hi, *beyond)
+
+
+def owner_left(array: Any, lo: int, hi: int) -> tuple[int, int, str] | None:
+    """Where the memory of the owner of `array` begins and ends, and what it is, if these bytes of
+    the array leave it."""
     if lo == hi:
-        return
+        return None
     owner = array
     base: Any = array.base
     while base is not None:
@@ -120,20 +127,19 @@ def _check_extent(array: Any, made: View, name: str) -> None:
         # Else an intermediary such as the one `as_strided` puts between two arrays.
         base = getattr(base, "base", None)
     if owner is array:
-        return
+        return None
     first, end = _byte_bounds(owner)
     if first <= lo and hi <= end:
-        return
+        return None
     if owner.flags.owndata:
-        raise too_small(name, lo, hi, first, end, "the array that owns the memory")
+        return first, end, "the array that owns the memory"
     try:
         # An array over a part of a buffer: the buffer itself may reach further.
         whole = np.frombuffer(base, np.uint8)
     except (TypeError, ValueError, BufferError, AttributeError):
-        return
+        return None
     first, end = _byte_bounds(whole)
-    if lo < first or end < hi:
-        raise too_small(name, lo, hi, first, end, "the buffer that owns the memory")
+    return (first, end, "the buffer that owns the memory") if lo < first or end < hi else None
 
 
 def _byte_bounds(array: Any) -> tuple[int, int]:

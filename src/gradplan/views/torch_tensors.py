@@ -92,6 +92,15 @@ def _refuse_dual(array: Any, name: str) -> None:
         )
 
 
+def stored_bytes(array: Any) -> int:
+    """How many bytes its storage has from the first element on, where it is a tensor of torch:
+    a storage may have been shrunk since."""
+    if not hasattr(array, "untyped_storage"):
+        return sys.maxsize
+    ahead: int = array.storage_offset() * array.element_size()
+    return max(0, int(array.untyped_storage().nbytes()) - ahead)
+
+
 def _torch_layout(array: Any, name: str) -> Layout:
     layout, device = str(array.layout), array.device
     if layout != "torch.strided":

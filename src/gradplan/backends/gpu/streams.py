@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from ...errors import InvalidProblem, KernelFailure
+from ...views import stored_bytes
 
 __all__ = [
     "PER_THREAD",
@@ -273,4 +274,4 @@ def workspace_memory(plan: str, given: Any, device: int) -> tuple[int, int]:
             f"{plan}: workspace must be a contiguous uint8 array of rank 1, "
             f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    return tensor.data_ptr(), tensor.numel()
+    return tensor.data_ptr(), min(tensor.numel(), stored_bytes(tensor))
