@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backends.gpu import programs
 from ..backends.gpu.launch import Step
-from ..backends.gpu.table import Lines, Table, using
+from ..backends.gpu.table import Table, using, without
 from ..geometry import c_strides, told_strides
 from ..kinds import ElementKind, OpCategory
 from ..registry import KINDS, KindSpec
@@ -246,9 +246,7 @@ def _by_side(
 _PLACES: dict[str, tuple[str, Choice]] = {
     "lines": ("cummax", [((8192, 8192), 1), ((1024, 131072), 1)]),
     "alone_rows": ("cummax", [((1 << 16, 1024), 1)]),
-    "resident_lines": ("cumsum", [((8192, 8192), 1)]),
     "forward_lines": ("log_cumsum_exp", [((1 << 16, 1024), 1)]),
-    "forward_side": ("log_cumsum_exp", [((8192, 8192), 0)]),
     "side": ("cummax", _side_by_side),
     "short_side": ("cummax", [((1024, 64, 1024), 1)]),
     "narrow_side": ("cummax", _narrow),
@@ -340,7 +338,6 @@ def _by_length(size: int) -> Ask:
 
 _RARE = "for rows side by side that are no neighbours in memory, or are recomputed"
 _NO_Y = ("y",)
-_LONG_ROWS = (*_probes("softmax", (64, 1 << 20)), *_probes("max", (64, 1 << 20)))
 _FEW_ROWS = (
     *_probes("softmax", (16, 1 << 16)),
     *_probes("softmax", (32, 1 << 16)),
@@ -556,7 +553,6 @@ FIELDS: dict[str, Ask | str] = {
 
 _WALKED = ("walked_", "held_scans", "alone")
 _FORWARD = "forward_"
-_NEVER: Lines = (("", 0, 1, 0, 1),)
 
 
 def questions(table: Table, names: Sequence[str] | None = None) -> Iterator[Question]:
@@ -575,16 +571,14 @@ def apart(table: Table, name: str) -> Table:
     """
     if name.startswith(_WALKED):
         return table
-    table = replace(table, walked_rows=_NEVER, walked_ragged=_NEVER)
-    table = replace(table, walked_columns=_NEVER, held_scans=_NEVER)
-    table = replace(table, walked_grains=_NEVER, walked_strips=_NEVER)
+    table = without(table, "walked", "held_scans")
     if not name.startswith("tall"):  # whose rows others would have to read twice too
         table = replace(table, tall_programs=(0, 0))
-    table = replace(table, alone=_NEVER, alone_rows=())
+    table = replace(without(table, "alone"), alone_rows=())
     if name.startswith(_FORWARD) or name in ("registers", "ahead"):
         return table
     nowhere = (0, 0, 0, 1)
-    return replace(table, forward_lines=_NEVER, forward_side=(("", nowhere, nowhere),))
+    return replace(without(table, "forward_lines"), forward_side=(("", nowhere, nowhere),))
 
 
 def steps_of(probe: Probe, arch: str, table: Table) -> tuple[Step, ...]:

@@ -59,7 +59,6 @@ def _by_thread(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Step
     if up(beside) < r:  # most of a warp would have no row
         return None
     full = n == length and beside % r == 0
-    found = table.number_of(table.registers, "alone", desc.kind, desc.element) if full else 0
     return Step(
         kernel="alone.scan_alone",
         grid=-(-beside // r) * (lying.geometry.rows.size // beside),
@@ -70,8 +69,6 @@ def _by_thread(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Step
             ("FULL", full),
         ),
         warps=warps,
-        # What is masked is better left to the assembler.
-        registers=found,
         **_operands(lying, _PARTS),
     )
 
@@ -87,7 +84,6 @@ def _by_warp(desc: ScanBackwardDescriptor, lying: Lined, table: Table) -> Step |
         grid=lying.geometry.rows.size,
         constants=(*_constants(desc, lying), ("E", n // _LANES)),
         warps=1,
-        registers=table.number_of(table.registers, "alone_rows", desc.kind, desc.element),
         **_operands(lying, _PARTS[:1]),
     )
 

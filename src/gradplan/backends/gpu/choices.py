@@ -17,7 +17,7 @@ from ...explanation import Other
 from ...registry import Engine
 from .program import Program, Strides, up
 from .programs import choose
-from .table import Lines, Table
+from .table import Lines, Table, without
 
 __all__ = ["others"]
 
@@ -28,7 +28,6 @@ _ORDER = {
 }
 _MOST = 1 << 40
 _NOT_ALIGNED = "16 does not divide all addresses"
-_NEVER: Lines = (("", 0, 1, 0, 1),)
 
 
 def others(desc: Any, strides: Strides, table: Table, runs: str = "") -> tuple[Other, ...]:
@@ -174,21 +173,6 @@ def _walked_from(table: Table, place: str, value: int) -> Table:
     return replace(table, walked_from=((place, "", value, value), *others))
 
 
-def _in_registers(table: Table) -> Table:
-    """A table in which nothing waits in shared memory."""
-    return replace(
-        table,
-        held_rows=_NEVER,
-        held_columns=_NEVER,
-        walked_rows=_NEVER,
-        walked_ragged=_NEVER,
-        walked_columns=_NEVER,
-        walked_grains=_NEVER,
-        walked_strips=_NEVER,
-        held_scans=_NEVER,
-    )
-
-
 def _with(table: Table, field: str, value: Any) -> Table:
     return replace(table, **dict[str, Any]({field: value}))
 
@@ -227,15 +211,13 @@ def _only(table: Table, other: str, desc: Any) -> Table:
     barred = replace(barred, forward_lines=forward)
     barred = replace(barred, alone_rows=(), short_lines=())
     barred = replace(barred, ragged_rows=(("", half, 1, half, 1),))
-    never_walked = replace(barred, walked_rows=_NEVER, walked_ragged=_NEVER, walked_from=())
-    never_walked = replace(never_walked, walked_columns=_NEVER, walked_grains=_NEVER)
-    never_walked = replace(never_walked, walked_strips=_NEVER)
+    never_walked = replace(without(barred, "walked"), walked_from=())
     if other == "held":
         barred = never_walked
     elif other != "cluster":
-        barred = replace(never_walked, held_scans=_NEVER)
+        barred = without(never_walked, "held_scans")
     if other == "resident":
-        return replace(_in_registers(table), cluster=0)
+        return replace(without(table, "walked", "held"), cluster=0)
     if other == "chained":
         return replace(barred, scan_fill=_MOST)
     never = tuple((kind, 0, b, 0, d) for kind, _, b, _, d in table.chained)
@@ -248,7 +230,7 @@ def _only(table: Table, other: str, desc: Any) -> Table:
     if other in ("held", "tall", "lagged", "split"):
         barred = replace(barred, cluster=0)
     if other in ("tall", "lagged", "split"):
-        barred = _in_registers(barred)
+        barred = without(barred, "walked", "held")
     if other in ("lagged", "split"):
         barred = replace(barred, tall_programs=(0, 0))
     return replace(barred, lag=0, scan_lag=0) if other == "split" else barred

@@ -471,8 +471,6 @@ class _Rows:
             asked = self.heard(joiners, r) * (2 if self.product else 1)
             if r * self.item > _NARROW and many > min(programs, asked):
                 r //= 2
-        if self.classes and r * self.item < 16:
-            return None
         # A warp's loads lie along the axis, but for rows side by side.
         least = warps * 512 // self.item // r * (2 if self.product else 1)
         c = self.held_places(n, room // r, warps)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from ...kinds import ElementKind
 from .thresholds import Lines, Table
 
-__all__ = ["Lines", "Table", "table_of", "using"]
+__all__ = ["Lines", "Table", "table_of", "using", "without"]
 
 
 _SM_90 = Table(
@@ -519,36 +520,28 @@ _OTHERS = replace(
     held_halved=("var", "std"),
 )
 _NONE: Lines = (("", 0, 1, 0, 1),)
+_WALKED = ("walked_rows", "walked_ragged", "walked_columns", "walked_grains", "walked_strips")
+_HELD = ("held_rows", "held_columns", "held_scans")
+
+
+def without(table: Table, *fields: str) -> Table:
+    """The same without tiles of these sizes; "walked" and "held" stand for all of theirs."""
+    groups = {"walked": _WALKED, "held": _HELD}
+    names = [name for field in fields for name in groups.get(field, (field,))]
+    return replace(table, **dict[str, Any](dict.fromkeys(names, _NONE)))
+
+
 _SM_80 = replace(
-    _OTHERS,
+    without(_OTHERS, "walked", "held"),  # a processor's shared memory holds less than two parts
     early=False,
     tall_room=64 << 10,
     registers=(),
     roomy=True,
     cluster=0,
-    held_rows=_NONE,  # a processor's shared memory is less than half as large again as a part
-    held_columns=_NONE,
-    walked_rows=_NONE,
-    walked_ragged=_NONE,
-    walked_columns=_NONE,
-    walked_grains=_NONE,
-    walked_strips=_NONE,
-    held_scans=_NONE,
     paired=(ElementKind.F16,),
 )
 # A program has less shared memory than it keeps rows in.
-_SM_120 = replace(
-    _OTHERS,
-    tall_room=64 << 10,
-    held_rows=_NONE,
-    held_columns=_NONE,
-    walked_rows=_NONE,
-    walked_ragged=_NONE,
-    walked_columns=_NONE,
-    walked_grains=_NONE,
-    walked_strips=_NONE,
-    held_scans=_NONE,
-)
+_SM_120 = replace(without(_OTHERS, "walked", "held"), tall_room=64 << 10)
 _PROCESSORS = 132  # of the H200
 
 

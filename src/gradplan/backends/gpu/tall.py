@@ -61,7 +61,7 @@ _NAMES = {
     ),
     "tall.tall_map": (
         f"dy x y out joined {_LINED} row_out {_SIZES} total",
-        "KIND TIES ELEMENT DY X Y STAGES L G EARLY",
+        "KIND ELEMENT DY X Y STAGES L G EARLY",
     ),
     "tall.tall_shares": (f"out joined bits row_dims row_out {_SIZES}", "ELEMENT STAGES L EARLY"),
     "tall_products.tall_products": (

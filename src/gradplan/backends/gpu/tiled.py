@@ -455,10 +455,9 @@ class _Tiled:
         usual = phase in ("whole", "resident") or not self.columns
         # So do several rows whose scan is run again.
         usual = usual and (tile.r == 1 or tile.place != "forward_lines")
+        usual = usual and not (tile.resident and tile.place == "lines")
         if usual and self.full and not self.wide:
-            whole = tile.resident and tile.place == "lines"
-            place = "resident_lines" if whole else tile.place
-            found = table.number_of(table.registers, place, kind, self.desc.element)
+            found = table.number_of(table.registers, tile.place, kind, self.desc.element)
             if found:
                 # Rows of f16 from the far end take a few more than those of bf16.
                 sums = tile.place == "lines" and kind is ScanKind.CUMSUM

@@ -411,7 +411,7 @@ def make_tile(name: str) -> tuple[Any, Any]:
 
 
 int_load, int_store = _raw(_I64, types.int64, None)
-int32_load, int32_store = _raw(_I32, types.int32, None)
+int32_load, _ = _raw(_I32, types.int32, None)
 float_load, float_store = _raw(_F64, types.float64, None)
 meta, _ = _raw(_I64, types.int64, "in")
 meta_float, _ = _raw(_F64, types.float64, "in")
@@ -433,36 +433,23 @@ def make_scratch(count: int) -> Callable[[], int]:
     return scratch
 
 
-@intrinsic
-def bits_of_f32(_typing: Any, value: Any) -> Any:
-    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _I32)
+def _bitcast(to: Any, source: Any, target: Any) -> Any:
+    """The same bits as another type."""
 
-    return types.int32(types.float32), emit
+    @intrinsic
+    def cast(_typing: Any, value: Any) -> Any:
+        def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            return builder.bitcast(args[0], to)
 
+        return target(source), emit
 
-@intrinsic
-def f32_of_bits(_typing: Any, value: Any) -> Any:
-    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _F32)
-
-    return types.float32(types.int32), emit
+    return cast
 
 
-@intrinsic
-def bits_of_f64(_typing: Any, value: Any) -> Any:
-    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _I64)
-
-    return types.int64(types.float64), emit
-
-
-@intrinsic
-def f64_of_bits(_typing: Any, value: Any) -> Any:
-    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _F64)
-
-    return types.float64(types.int64), emit
+bits_of_f32 = _bitcast(_I32, types.float32, types.int32)
+f32_of_bits = _bitcast(_F32, types.int32, types.float32)
+bits_of_f64 = _bitcast(_I64, types.float64, types.int64)
+f64_of_bits = _bitcast(_F64, types.int64, types.float64)
 
 
 @intrinsic

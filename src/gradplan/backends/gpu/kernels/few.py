@@ -57,7 +57,7 @@ def sum_few(
                 indices, values, table + key.to(tl.int64) * table_row, index_dims, index_steps,
                 value_steps, value_column, table_column, key, rows, column, column < columns,
                 padding, count, own, position, same,
-                ELEMENT, UNIT, ACCUMULATE, BY_COUNT, P, D,
+                ELEMENT, UNIT, ACCUMULATE, BY_COUNT, P,
             )  # fmt: skip
     elif not ACCUMULATE:
         parts = tl.cdiv(columns, Z)
@@ -102,7 +102,6 @@ def sum_row(
     ACCUMULATE: tl.constexpr,
     BY_COUNT: tl.constexpr,
     P: tl.constexpr,
-    D: tl.constexpr,
 ):
     """Some columns of a row: the `same` of all positions name it, `own` first."""
     if UNIT:

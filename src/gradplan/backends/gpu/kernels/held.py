@@ -358,9 +358,7 @@ def join_unit(
     k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2)
     if KIND == "prod":
         if gl.min(k2, 0) == 0.0:
-            s0, s1, s2 = heard_parts(
-                told, unit, spot, parts, units, row_dims, ELEMENT, R, JOINERS, CLASSES
-            )
+            s0, s1, s2 = heard_parts(told, unit, spot, parts, units, row_dims, R, JOINERS, CLASSES)
             s0, s1 = gl.convert_layout(s0, ROW), gl.convert_layout(s1, ROW)
             s2 = gl.convert_layout(s2, ROW)
             k0, k1, k2 = numbers(KIND, TIES, ELEMENT, s0, s1, s2, dy_row, y_row, p, q, s2 == s2)

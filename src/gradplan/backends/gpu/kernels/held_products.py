@@ -143,7 +143,7 @@ def careful_shares(
     LAYOUT: tl.constexpr = careful_layout(R, NW)
     H: tl.constexpr = 32 * NW // R
     row_dims = x_steps[0]
-    s0, s1, s2 = heard_parts(told, unit, spot, parts, units, row_dims, ELEMENT, R, NW, CLASSES)
+    s0, s1, s2 = heard_parts(told, unit, spot, parts, units, row_dims, R, NW, CLASSES)
     x, out = here(x, X, spot, x_steps, CLASSES), here(out, OUT, spot, out_steps, CLASSES)
     for step in range(0, C // H):
         at = small_place(unit, spot, parts, row_dims, n, step, R, C, H, NEAR, LAYOUT, CLASSES)

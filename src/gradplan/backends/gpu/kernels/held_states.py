@@ -148,7 +148,7 @@ def tell_parts(
 
 @gluon.jit
 def heard_parts(
-    told, unit, spot, parts, units, row_dims, ELEMENT: tl.constexpr, R: tl.constexpr,
+    told, unit, spot, parts, units, row_dims, R: tl.constexpr,
     NW: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Products of rows some of whose parts were told so, [R]: significand, exponent, and what is

@@ -258,10 +258,7 @@ def gates_of(kind):
 @triton.jit
 def picked(values, one, AXIS: tl.constexpr):
     """The value of each row at the one chosen line: picked, never multiplied."""
-    if values.shape[AXIS] == 1:
-        return tl.reshape(values, (values.numel,))
-    else:
-        return tl.sum(tl.where(one, values, tl.zeros_like(values)), AXIS)
+    return tl.sum(tl.where(one, values, tl.zeros_like(values)), AXIS)
 
 
 @triton.jit

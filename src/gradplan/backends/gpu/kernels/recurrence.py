@@ -314,7 +314,7 @@ def run_tile(
     else:
         winner = winners(
             x, y, x_steps, y_steps, states, slot, at, behind, first, start,
-            KIND, TIES, X, Y, PHASE, FLIP, WIDE, R, C, FULL,
+            KIND, TIES, X, Y, PHASE, WIDE, R, C, FULL,
         )  # fmt: skip
         f, s = tl.associative_scan((winner.to(tl.int32), d), 1, gated, reverse=False)
         if PHASE == "partial":
@@ -333,7 +333,7 @@ def run_tile(
 def winners(
     x, y, x_steps, y_steps, states, slot, at, behind, first, start,
     KIND: tl.constexpr, TIES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, PHASE: tl.constexpr,
-    FLIP: tl.constexpr, WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr,
+    WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Which places start a new extremum. The first of a row always does."""
     if Y == "n":

@@ -331,7 +331,6 @@ def tall_map(
     each,
     total,
     KIND: tl.constexpr,
-    TIES: tl.constexpr,
     ELEMENT: tl.constexpr,
     DY: tl.constexpr,
     X: tl.constexpr,
@@ -365,20 +364,20 @@ def tall_map(
         start = group * (width * G)
         map_lines(
             dy_at + start, x_at + start, y_at + start, out_at + start, k0, k1, k2, offset, inside,
-            KIND, TIES, ELEMENT, A, B, Z, L, G,
+            KIND, ELEMENT, A, B, Z, L, G,
         )  # fmt: skip
     for begin in range(0, left, width):
         start = whole * (width * G) + begin
         there = (lane < tl.minimum(width, left - begin))[:, None]
         map_lines(
             dy_at + start, x_at + start, y_at + start, out_at + start, k0, k1, k2, lane[:, None],
-            there, KIND, TIES, ELEMENT, A, B, Z, L, 1,
+            there, KIND, ELEMENT, A, B, Z, L, 1,
         )  # fmt: skip
 
 
 @triton.jit
 def map_lines(
-    dy, x, y, out, k0, k1, k2, offset, there, KIND: tl.constexpr, TIES: tl.constexpr,
+    dy, x, y, out, k0, k1, k2, offset, there, KIND: tl.constexpr,
     ELEMENT: tl.constexpr, A: tl.constexpr, B: tl.constexpr, Z: tl.constexpr, L: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
@@ -387,7 +386,7 @@ def map_lines(
     a = taken(dy, A, offset, there, WIDE)
     b = taken(x, B, offset, there, WIDE)
     c = taken(y, Z, offset, there, WIDE)
-    value = apply(KIND, TIES, ELEMENT, k0, k1, k2, a, b, c, 0)
+    value = apply(KIND, "", ELEMENT, k0, k1, k2, a, b, c, 0)
     tl.store(out + offset, tl.broadcast_to(rounded(value, out), (L, G)), mask=there)
 
 

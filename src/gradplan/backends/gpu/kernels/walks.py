@@ -314,9 +314,7 @@ def marked(words, PLACE: tl.constexpr):
 def extremes(t, KIND: tl.constexpr, R: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
              LINES: tl.constexpr):  # fmt: skip
     """The extremum of each line of halves [G, R, E], two at a time; a NaN is one."""
-    if E == 1:
-        return gl.convert_layout(gl.reshape(t, (G, R)), LINES)
-    elif E == 2:
+    if E == 2:
         a, b = gl.split(t)
         a, b = gl.convert_layout(a, LINES), gl.convert_layout(b, LINES)
         return paired(a, b, KIND, 1)
@@ -476,9 +474,10 @@ def within_run(words, line, body, COUNT: tl.constexpr):
 def differing(s, t):
     """The bits of s that t has not, which is s or 0: s or 0. By an assembler's hand, lest the
     compiler choose among halves once they are rounded, one by one."""
-    if s.dtype == gl.float64 or _INTERPRETED:
-        TYPE: tl.constexpr = gl.int64 if s.dtype == gl.float64 else gl.int32
-        return (s.to(TYPE, bitcast=True) ^ t.to(TYPE, bitcast=True)).to(s.dtype, bitcast=True)
+    if _INTERPRETED:
+        return (s.to(gl.int32, bitcast=True) ^ t.to(gl.int32, bitcast=True)).to(
+            s.dtype, bitcast=True
+        )
     else:
         return gl.inline_asm_elementwise(
             "xor.b32 $0, $1, $2;", "=r,r,r", [s, t], dtype=gl.float32, is_pure=True, pack=1
@@ -510,7 +509,7 @@ def one_bit(number):
 @gluon.jit
 def with_winner(words, x, m, TIES: tl.constexpr, PLACE: tl.constexpr, COUNT: tl.constexpr):
     """The words of a line with a bit set where a place's x wins over m."""
-    if _INTERPRETED or x.dtype == gl.float64:
+    if _INTERPRETED:
         return with_bit(words, beats(TIES, x, m), PLACE, COUNT)
     else:
         found = ()
