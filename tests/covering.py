@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 from dataclasses import replace
@@ -14,20 +13,7 @@ import numpy as np
 import pytest
 
 from gradplan import cases
-from gradplan.backends.gpu import (
-    alone,
-    aot,
-    chained,
-    maps,
-    program,
-    programs,
-    recurrence,
-    rows,
-    segments,
-    tall,
-    tiled,
-    walked,
-)
+from gradplan.backends.gpu import aot, programs
 from gradplan.backends.gpu.table import table_of
 from gradplan.cases import Case, Layout
 from gradplan.kinds import ElementKind, OpCategory, ScanKind
@@ -40,9 +26,10 @@ HALVES = (ElementKind.F16, ElementKind.BF16)
 
 def named_kernels() -> set[str]:
     """Every kernel that the engines' launches name."""
-    modules = (maps, rows, tall, recurrence, tiled, alone, chained, walked, segments, program)
-    sources = "".join(map(inspect.getsource, modules))
-    kernels = "|".join(path.stem for path in Path(walked.__file__).parent.glob("kernels/*.py"))
+    folder = Path(programs.__file__).parent
+    modules = set(folder.glob("*.py")) - {folder / "learned.py"}  # of `gradplan.torch`
+    sources = "".join(path.read_text() for path in modules)
+    kernels = "|".join(path.stem for path in folder.glob("kernels/*.py"))
     return set(re.findall(rf'"((?:{kernels})\.[a-z_]+)"', sources))
 
 
@@ -336,7 +323,7 @@ def producible(arch):
     for spec, element, (fields, without), (shape, axes), layout in aot._problems():
         desc = cases.describe(spec, element, shape, axes, **fields)
         strides = aot._strides(desc, without, layout)
-        program = programs.prepare(desc, strides, arch, 0)
+        program = programs.prepare(desc, strides, arch, 0, aot._positions(shape, layout))
         if program.steps:
             found.setdefault((spec.kind, element), set()).add(signature(program))
     return found

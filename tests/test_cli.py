@@ -314,7 +314,7 @@ def test_verifying_goes_on_where_it_stopped(monkeypatch, capsys, tmp_path):
         (["verify", "--layout", "odd"], "no layout 'odd'"),
         (["verify", "--keep", "."], "expected a file, got the folder '.'"),
         (["verify", "--keep", ""], "expected a file"),
-        (["verify", "--shape", "x".join("222222222")], "plans take rank 1 to 8"),
+        (["verify", "--shape", "x".join("222222222")], "plans take rank 1 to 8, got rank 9"),
         (["verify", "--jobs", "none"], "expected a number, got 'none'"),
         (["frobnicate"], "no command 'frobnicate'"),
         ([], "command"),

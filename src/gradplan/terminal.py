@@ -135,7 +135,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if min(shape) < 1:
         raise ValueError(f"extents are at least 1, got {text}")
     if len(shape) > MAX_RANK:
-        raise ValueError(f"plans take rank 1 to {MAX_RANK}, got {text}")
+        raise ValueError(f"plans take rank 1 to {MAX_RANK}, got rank {len(shape)}: {text}")
     return shape
 
 

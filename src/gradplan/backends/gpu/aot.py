@@ -99,6 +99,17 @@ def _packed(operand: Operand) -> Shape:
     return c_strides(operand.shape)
 
 
+_ROW = 4
+
+
+def _pieces(operand: Operand) -> Shape:
+    """Of an embedding: positions in two dimensions, rows of four with a gap behind each."""
+    if operand.output:
+        return c_strides(operand.shape)
+    steps = c_strides(operand.shape)
+    return ((_ROW + 1) * steps[0], *steps)
+
+
 def _gapped(operand: Operand) -> Shape:
     """A gap behind every extent: nothing merges."""
     return c_strides(tuple(extent + 16 for extent in operand.shape))
@@ -191,17 +202,26 @@ def _problems(more: bool = True) -> Iterator[Any]:
                 for s, shape in enumerate(shapes):
                     yield spec, element, options, shape, _packed
                     yield spec, element, options, shape, _OTHER_LAYOUTS[(e + o + s) % 4]
+                    if embedding and shape[0][0] % _ROW == 0:
+                        yield spec, element, options, shape, _pieces
 
 
 def _strides(
     desc: Any, without: Sequence[str], layout: Callable[[Operand], Shape]
 ) -> dict[str, Shape]:
     """The strides of every array given."""
+    if layout is _pieces:
+        return {operand.name: layout(operand) for operand in desc.operands}
     return {
         operand.name: told_strides(operand.shape, layout(operand))
         for operand in desc.operands
         if operand.name not in without
     }
+
+
+def _positions(shape: Shape, layout: Callable[[Operand], Shape]) -> Shape | None:
+    """The shape of an embedding's indices, where they have more than one dimension."""
+    return (shape[0] // _ROW, _ROW) if layout is _pieces else None
 
 
 def _steps(program: Any, aligned: int) -> Iterator[tuple[launch.Step, int]]:
@@ -236,8 +256,8 @@ def _planned(arch: int, turn: int | None) -> Iterator[_Prepared]:
         Random(turn).shuffle(problems)
     for spec, element, (fields, without), (shape, axes), layout in problems:
         desc = cases.describe(spec, element, shape, axes, **fields)
-        strides = _strides(desc, without, layout)
-        program = programs.prepare(desc, strides, f"sm_{arch}", 0)
+        strides, positions = _strides(desc, without, layout), _positions(shape, layout)
+        program = programs.prepare(desc, strides, f"sm_{arch}", 0, positions)
         aligned = 16 if layout is not _strided else 1
         name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"
         yield program, element, aligned, name

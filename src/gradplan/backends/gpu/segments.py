@@ -255,8 +255,9 @@ def _sum_few(problem: _Problem, few: _Few) -> Step:
     """One launch for all: a program a position and some columns, and behind them those that zero
     what no index names."""
     desc, table = problem.desc, problem.table
-    # What does not lie in runs takes an address an element.
-    words = table.few_words // (1 if problem.unit else 4)
+    # What does not lie in runs takes an address an element, and positions in several dimensions
+    # take divisions.
+    words = table.few_words // (1 if problem.unit else 4) // min(2, len(problem.index_shape))
     return Step(
         kernel="few.sum_few",
         grid=few.sums + few.zeros,

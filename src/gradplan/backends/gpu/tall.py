@@ -9,6 +9,7 @@ from typing import Any
 from ...kinds import OpCategory, ReduceKind, SoftmaxKind
 from .launch import WORKSPACE, Int, Pointer, Step, all_registers
 from .program import Program, integer, up
+from .row_tiles import COUNTS, Rows
 from .table import Table
 
 __all__ = ["program", "workspace_bytes"]
@@ -79,7 +80,6 @@ _NAMES = {
 }
 """The arguments and the constants of the kernels."""
 _BY_ROW = ("r", "u", "n")
-_COUNTS = (ReduceKind.MAX, ReduceKind.MIN)
 _SUMS = ("tall.tall_states", "tall.tall_numbers", "tall.tall_map")
 _WAYS = {
     ReduceKind.MAX: ("tall.tall_marks", "tall.tall_numbers", "tall.tall_shares"),
@@ -93,8 +93,8 @@ _WAYS = {
 """The launches of a kind: states of chunks, numbers of rows, gradients."""
 
 
-def program(rows: Any, p: float, q: float) -> Program | None:
-    """None where this is not for a problem that lies so, `rows._Rows`."""
+def program(rows: Rows, p: float, q: float) -> Program | None:
+    """None where this is not for a problem that lies so."""
     table: Table = rows.table
     geometry, modes, item = rows.geometry, rows.modes, rows.item
     reduction = rows.desc.category is OpCategory.REDUCTION
@@ -110,7 +110,7 @@ def program(rows: Any, p: float, q: float) -> Program | None:
     run = 16 // item
     if any(dim.strides[k] % run for k in lying for dim in geometry.rows.dims[1:]):
         return None
-    marked = rows.desc.op in _COUNTS
+    marked = rows.desc.op in COUNTS
     longest = table.tall_bytes // item
     if marked or rows.product:
         longest = min(longest, _NARROW, _NARROW_BYTES // item)
@@ -242,6 +242,6 @@ def workspace_bytes(desc: Any, n: int, rows: int, table: Table) -> int:
         return 0
     # A chunk has so many lines that what is left of it is less than so much of it.
     lines = min(programs * most, 2 * rows * n // _LINES + most)
-    words = rows * n // _BITS + programs * most if desc.op in _COUNTS else 0
+    words = rows * n // _BITS + programs * most if desc.op in COUNTS else 0
     left = _SLOTS.get(desc.op, 1) * (lines + programs * min(rows, most))
     return 8 * (left + _NUMBERS.get(desc.op, 3) * rows) + words + 3 * 16
