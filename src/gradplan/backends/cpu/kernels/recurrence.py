@@ -37,7 +37,7 @@ from .lowlevel import (
     make_tuple_memory,
     meta,
 )
-from .rows import place, unit_of
+from .rows import lanes_of, place
 
 TILE = 2048
 MAX_LANES = 512
@@ -231,14 +231,11 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
         if phase == at.FORWARD_COMBINE:
             combine_forward(m, ws, lo, hi)
             return
-        n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
-        lanes, width, blocks = meta(m, at.ACROSS), meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
         steps, more = meta(m, at.STEPS), meta(m, at.MORE_ACROSS)
         kd, kx = meta(m, at.AXIS + 1), meta(m, at.AXIS + 2)
         ko = meta(m, at.AXIS + 4)
         jd, jx = meta(m, at.ACROSS + 1), meta(m, at.ACROSS + 2)
         jo = meta(m, at.ACROSS + 4)
-        split, beside = phase != at.FUSED, meta(m, at.BESIDE) != 0
         ds = scratch()
         xs = ds + 8 * TILE
         states = xs + 8 * TILE
@@ -250,26 +247,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None) -> Any:
         partials, carries = ws + meta(m, at.PARTIALS), ws + meta(m, at.CARRIES)
         chunk_states = ws + meta(m, at.STATES)
         for v in range(lo, hi):
-            u = unit_of(m, phase, v)
-            # This unit's lanes, how many of them begin at the row's start, its steps, and the
-            # numbers of its chunks: c0 for the first lane, and so many more for the next.
-            q = u // blocks
-            j0 = (u - q * blocks) * width
-            w, length, k_start = min(width, lanes - j0), chunk, 0
-            begins, c0, c_step = w, 0, 0
-            if split and beside:
-                c = q % chunks
-                q //= chunks
-                k_start = c * chunk
-                length = min(chunk, n - k_start)
-                begins = w if c == 0 else 0
-                c0, c_step = (q * lanes + j0) * chunks + c, chunks
-            elif split:
-                if j0 >= lanes:  # the last chunk, shorter than the others
-                    j0, w = lanes, 1
-                    length = n - lanes * chunk
-                begins = 1 if j0 == 0 else 0
-                c0, c_step = q * chunks + j0, 1
+            q, j0, w, begins, k_start, length, c0, c_step = lanes_of(m, phase, v)
             base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, j0, q)
             dy = meta(call, at.DY) + size * (base[0] + k_start * kd)
             x = meta(call, at.X) + size * (base[1] + k_start * kx)

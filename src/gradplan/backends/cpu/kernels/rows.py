@@ -81,6 +81,36 @@ def unit_of(m, phase, u):
     return last - u if phase == at.APPLY and last > 0 else u
 
 
+@inlined
+def lanes_of(m, phase, v):
+    """The lanes of the unit that a launch of a scan visits as its v-th: their group of rows, the
+    first of them, their number and how many begin at the row's start; the first of their steps and
+    how many these are; the number of the first lane's chunk, and how many more the next lane's is.
+    """
+    n, chunk, chunks = meta(m, at.EXTENT), meta(m, at.CHUNK), meta(m, at.CHUNKS)
+    lanes, width, blocks = meta(m, at.ACROSS), meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
+    split, beside = phase != at.FUSED, meta(m, at.BESIDE) != 0
+    u = unit_of(m, phase, v)
+    q = u // blocks
+    j0 = (u - q * blocks) * width
+    w, length, k_start = min(width, lanes - j0), chunk, 0
+    begins, c0, c_step = w, 0, 0
+    if split and beside:
+        c = q % chunks
+        q //= chunks
+        k_start = c * chunk
+        length = min(chunk, n - k_start)
+        begins = w if c == 0 else 0
+        c0, c_step = (q * lanes + j0) * chunks + c, chunks
+    elif split:
+        if j0 >= lanes:  # the last chunk, shorter than the others
+            j0, w = lanes, 1
+            length = n - lanes * chunk
+        begins = 1 if j0 == 0 else 0
+        c0, c_step = q * chunks + j0, 1
+    return q, j0, w, begins, k_start, length, c0, c_step
+
+
 def max_lanes(settled: int) -> int:
     """How many rows side by side a kernel has room for, on its stack."""
     return 2048 if settled < 5 else 1024
