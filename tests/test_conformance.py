@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import gradplan as gp
 from gradplan import cases, plans
-from gradplan.backends.cpu import programs
+from gradplan.backends.cpu import program
 from gradplan.cases import Case, Data, Layout, Placement
 from gradplan.kinds import ElementKind, OpCategory, ReduceKind, ScanKind
 from gradplan.registry import ELEMENTS, KINDS, MAX_RANK, Engine, Need
@@ -106,7 +106,7 @@ def test_extents(spec, element, n, complete):
 @problems()
 def test_outputs_past_the_caches(spec, element, monkeypatch):
     """Outputs of a problem too large for the caches leave by whole lines: here, of small ones."""
-    monkeypatch.setattr(programs, "_cache_bytes", lambda: 0)
+    monkeypatch.setattr(program, "cache_bytes", lambda: 0)
     monkeypatch.setattr(plans, "_plans", {})
     shapes = [
         ((3, 4999), (1,)),  # rows longer than a stage, none at the start of a line

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gradplan.backends.cpu import programs
+from gradplan.backends.cpu import program, programs
 from gradplan.cases import describe
 from gradplan.geometry import c_strides
 from gradplan.kinds import ElementKind, OpCategory
@@ -42,14 +42,14 @@ def place(array, start, margin=256):
 
 def outputs(desc, arrays, outs, start, cache_bytes, monkeypatch):
     """The bytes of every output and of what lies around it."""
-    monkeypatch.setattr(programs, "_cache_bytes", lambda: cache_bytes)
+    monkeypatch.setattr(program, "cache_bytes", lambda: cache_bytes)
     blocks = {name: place(array, start) for name, array in outs.items()}
     given = arrays | {name: view for name, (_, view) in blocks.items()}
-    program = programs.prepare(desc, {k: c_strides(a.shape) for k, a in given.items()})
-    workspace = np.full(program.workspace_bytes + 64, POISON, np.uint8)
+    made = programs.prepare(desc, {k: c_strides(a.shape) for k, a in given.items()})
+    workspace = np.full(made.workspace_bytes + 64, POISON, np.uint8)
     address = workspace.ctypes.data + -workspace.ctypes.data % 64
-    program.run({k: SimpleNamespace(ptr=a.ctypes.data) for k, a in given.items()}, address)
-    assert ("streamed" in program.variant) == (cache_bytes == 0)
+    made.run({k: SimpleNamespace(ptr=a.ctypes.data) for k, a in given.items()}, address)
+    assert ("streamed" in made.variant) == (cache_bytes == 0)
     # Where a block begins differs from call to call: from its poison on, it does not.
     return {
         name: block[view.ctypes.data - block.ctypes.data - 200 :][: view.nbytes + 400].tobytes()

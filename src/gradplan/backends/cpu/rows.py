@@ -1,0 +1,244 @@
+"""The engines *map* and *row state then map* on a CPU: how a problem is laid out and launched."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ...descriptors import (
+    BinaryParamBackwardDescriptor,
+    ReduceBackwardDescriptor,
+)
+from ...geometry import c_strides, nest
+from ...kinds import BinaryKind, OpCategory, ReduceKind, TieRule
+from ...registry import Engine
+from . import choices
+from .jit import Kernel, kernel
+from .kernels import layout as at
+from .program import (
+    ENOUGH_UNITS,
+    GRAIN_ELEMENTS,
+    Program,
+    Strides,
+    bytes_of,
+    empty,
+    float_bits,
+    launch_of,
+    room_of,
+    streams,
+    write_nest,
+)
+
+__all__ = ["program", "workspace_bytes"]
+
+# Long rows are cut into chunks of this many elements when rows alone cannot feed the cores.
+_CHUNK_ELEMENTS = 1 << 16
+
+
+def program(desc: Any, strides: Strides) -> Program:
+    shape, axes = desc.shape_and_axes
+    rank = len(shape)
+    reduced = desc.category is OpCategory.REDUCTION
+    outputs = [op.name for op in desc.operands if op.output and op.name in strides]
+    if 0 in shape or not outputs:
+        return empty()
+    names = ("dy", "x", "y", *outputs)
+    operands = tuple(name if name in strides else None for name in names)
+    rows: list[Sequence[int]] = [strides.get(name, (0,) * rank) for name in names]
+    rows += [(0,) * rank] * (5 - len(rows))
+    ties = desc.ties if desc.spec.ties else None
+    rows.append(_index_steps(shape, axes, ties))
+
+    flat = not reduced and desc.spec.engine is Engine.MAP
+    stateless = flat or desc.spec.engine is Engine.MAP or ties is TieRule.ALL
+    lead = 3
+    if flat:  # nothing depends on anything: all dimensions are one nest
+        along, across = nest(shape, range(rank), rows, lead), nest(shape, (), rows, lead)
+    else:
+        along = nest(shape, axes, rows, lead)
+        others = [axis for axis in range(rank) if axis not in axes]
+        across = nest(shape, others, rows, lead)
+    n, row_count = along.size, across.size
+
+    inner, beside = along.dims[0], across.dims[0]
+    columns = (
+        not flat
+        and beside.extent > 1
+        and (abs(beside.strides[lead]) < abs(inner.strides[lead]) or inner.extent == 1)
+    )
+    used = [k for k, name in enumerate(names[:3]) if name in strides] + list(
+        range(3, 3 + len(outputs))
+    )
+    loop = beside if columns else inner
+    looped = [k for k in used if not (reduced and not columns and k in (0, 2))]
+    unit = all(loop.strides[k] == 1 for k in looped)
+
+    meta = array("q", bytes(8 * at.META_WORDS))
+    width, blocks, chunk = 1, row_count, n
+    if columns:
+        width, split = _strips(n, row_count, beside.extent, _lanes_of(desc.op), stateless)
+        blocks = -(-beside.extent // width)
+        meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
+        groups = blocks * (row_count // beside.extent)
+    else:
+        groups = row_count
+        split = groups < ENOUGH_UNITS and n > 2 * _CHUNK_ELEMENTS
+    if stateless:
+        chunk = max(1, min(n, GRAIN_ELEMENTS // width))
+    elif split:
+        chunk = _chunk(n, width)
+    chunks = -(-n // chunk)
+    meta[at.EXTENT], meta[at.CHUNK], meta[at.CHUNKS] = n, chunk, chunks
+    meta[at.ROWS], meta[at.INDEX_BASE] = row_count, along.offsets[5]
+    p, q = _params(desc, n, strides)
+    meta[at.PARAM], meta[at.PARAM2] = float_bits(p), float_bits(q)
+    write_nest(meta, along.dims, at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
+    write_nest(meta, across.dims, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
+    meta[at.STREAMING] = unit and streams(desc, room_of())
+
+    units = groups * chunks
+    workspace = 0
+    if not stateless and chunks > 1:
+        workspace = row_count * chunks * 8 * _STATE_SLOTS.get(desc.op, 1)
+        meta[at.LAST_UNIT] = units - 1
+    kind, element = _SAME_KERNEL.get(desc.op, desc.op), desc.element
+    # A weight that f32 cannot hold well is applied in f64, also to halves.
+    extreme = kind == BinaryKind.LERP and any(
+        weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
+    )
+    tie_name = f"_{ties.value}" if ties is not None else ""
+    arguments = (kind, element, ties, columns, unit, reduced, len(outputs), extreme)
+    layout = "flat" if flat and len(along.dims) == 1 else "columns" if columns else "rows"
+    pattern = "unit" if unit else "any"
+    variant = f"{pattern}{'_split' if workspace else ''}{'_streamed' if meta[at.STREAMING] else ''}"
+    name = f"{kind.value}{tie_name}_{element.value}_{'columns' if columns else 'rows'}_{pattern}"
+    name += f"{len(outputs) if len(outputs) > 1 else ''}{'_extreme' if extreme else ''}"
+    item = element.size_bytes
+    return Program(
+        kernel=partial(_rows_kernel, name, arguments),
+        meta=meta,
+        operands=operands,
+        offsets=tuple(
+            (a + b) * item for a, b in zip(along.offsets[:5], across.offsets[:5], strict=True)
+        ),
+        launches=_row_launches(units, n * row_count, row_count, chunks, stateless),
+        workspace_bytes=workspace,
+        # A row stays in the cache between its state and its map; many side by side do not.
+        reads=dict.fromkeys(("dy", "x", "y"), 2)
+        if not stateless and (workspace or columns)
+        else {},
+        layout=layout,
+        variant=variant,
+        why=_why_rows(layout, unit, chunks if workspace else 1, width),
+        others=choices.rows(
+            unit=unit,
+            strided=[names[k] for k in looped if loop.strides[k] != 1],
+            split=None if stateless else workspace > 0,
+            units=groups,
+            enough=ENOUGH_UNITS,
+            streamed=bool(meta[at.STREAMING]),
+            takes=bytes_of(desc),
+            room=room_of(),
+        ),
+    )
+
+
+def _index_steps(shape: Sequence[int], axes: Sequence[int], ties: TieRule | None) -> list[int]:
+    """How far a step along each axis goes in the order that ties are broken by, if they are."""
+    steps = [0] * len(shape)
+    if ties in (TieRule.FIRST, TieRule.LAST):
+        for axis, step in zip(axes, c_strides([shape[axis] for axis in axes]), strict=True):
+            steps[axis] = step
+    return steps
+
+
+def _row_launches(
+    units: int, elements: int, rows: int, chunks: int, stateless: bool
+) -> tuple[tuple[int, int, int], ...]:
+    if stateless or chunks == 1:
+        return (launch_of(at.APPLY if stateless else at.FUSED, units, elements),)
+    return (
+        launch_of(at.PARTIAL, units, elements),
+        launch_of(at.COMBINE, rows, rows * chunks),
+        launch_of(at.APPLY, units, elements),
+    )
+
+
+_STATE_SLOTS = {ReduceKind.PROD: 3}
+# Which x equal y is all that counts for both extrema, and a sum's gradient is a mean's with n = 1.
+_SAME_KERNEL: dict[Any, Any] = {ReduceKind.MIN: ReduceKind.MAX, ReduceKind.SUM: ReduceKind.MEAN}
+
+
+def _rows_kernel(name: str, arguments: tuple[Any, ...]) -> Kernel:
+    def build() -> Any:
+        from .kernels import rows
+
+        return rows.build(*arguments)
+
+    return kernel(name, build)
+
+
+def _lanes_of(op: Any) -> int:
+    """The most rows side by side that a kernel takes; `rows.max_lanes` makes room for them."""
+    return 1024 if op == ReduceKind.PROD else 2048
+
+
+def _strips(n: int, row_count: int, lanes: int, most: int, stateless: bool) -> tuple[int, bool]:
+    """How many rows side by side are a unit of work, and whether they are cut along the axis.
+
+    Memory is read best by whole pages, so strips are wide, and where that leaves too few of
+    them, they are cut into chunks. Narrow enough for the cache to keep a strip between its state
+    and its map, they would touch a new page every step.
+    """
+    wide = min(lanes, most)
+    groups = -(-lanes // wide) * (row_count // lanes)
+    if stateless:
+        return wide, False
+    if groups < ENOUGH_UNITS and n * wide > 2 * _CHUNK_ELEMENTS:
+        return wide, True
+    narrow = max(_CHUNK_ELEMENTS // n // 64 * 64, 64 if n < 1024 else 256)
+    return min(wide, narrow), False
+
+
+def _chunk(n: int, width: int) -> int:
+    """The steps of a split row's chunk, or of a strip of so many rows."""
+    return max(1, min(n, _CHUNK_ELEMENTS * min(4, -(-width // 512)) // width))
+
+
+def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
+    """The numbers p and q of the formulas."""
+    if isinstance(desc, BinaryParamBackwardDescriptor):
+        weights = (1.0 - desc.param, desc.param)
+        return weights if "da" in strides else weights[::-1]
+    if isinstance(desc, ReduceBackwardDescriptor):
+        if desc.kind in (ReduceKind.SUM, ReduceKind.MEAN):
+            return (float(n) if desc.kind is ReduceKind.MEAN else 1.0), 0.0
+        m = n - desc.correction
+        return (m if m > 0 else 1.0), 0.0
+    return 0.0, 0.0
+
+
+def _why_rows(layout: str, unit: bool, chunks: int, width: int) -> str:
+    reason = {
+        "flat": "one flat loop over all elements",
+        "rows": "the axis is the nearest in memory: each row is one loop",
+        "columns": f"other rows lie nearer in memory than the axis: {width} side by side",
+    }[layout]
+    if not unit:
+        reason += "; strides differ from 1 and are read at run time"
+    if chunks > 1:
+        reason += f"; rows are cut into {chunks} chunks that every core shares"
+    return reason
+
+
+def workspace_bytes(desc: Any, n: int, rows: int) -> int:
+    """The most workspace that any layout of rows of n elements needs."""
+    if desc.spec.engine is Engine.MAP or getattr(desc, "ties", None) is TieRule.ALL:
+        return 0
+    width = min(rows, _lanes_of(desc.op))
+    if n * width <= 2 * _CHUNK_ELEMENTS:
+        return 0
+    chunks = -(-n // _chunk(n, min(width, 512)))  # no strip of those rows has shorter ones
+    return int(rows * chunks * 8 * _STATE_SLOTS.get(desc.op, 1))
