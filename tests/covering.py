@@ -323,7 +323,7 @@ def producible(arch):
     for spec, element, (fields, without), (shape, axes), layout in aot._problems():
         desc = cases.describe(spec, element, shape, axes, **fields)
         strides = aot._strides(desc, without, layout)
-        program = programs.prepare(desc, strides, arch, 0, aot._positions(shape, layout))
+        program = programs.prepare(desc, strides, arch, 0, aot._positions(layout))
         if program.steps:
             found.setdefault((spec.kind, element), set()).add(signature(program))
     return found

@@ -358,6 +358,22 @@ def test_who_stops_reading_has_seen_enough(words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("end", ["| true", "2>&1 | true", "--json | true"])
+def test_a_miss_is_told_though_nobody_reads_on(tmp_path, end):
+    script = tmp_path / "missing.py"
+    script.write_text(
+        "import sys\n"
+        "from dataclasses import replace\n"
+        "from gradplan import cli, verify\n"
+        "check = verify.check\n"
+        "verify.check = lambda task: replace(check(task), misses=('something',))\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    command = shlex.join([sys.executable, str(script), *QUICK])
+    done = subprocess.run(["bash", "-c", f"{command} {end}; exit ${{PIPESTATUS[0]}}"], check=False)
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["completion", "zsh"]])
 def test_where_only_ascii_can_be_written(words):
     done = subprocess.run(

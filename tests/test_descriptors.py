@@ -486,8 +486,11 @@ def test_index_kind_of_reads_arrays_and_dtypes(index):
     assert gp.IndexKind.of(np.longlong) is gp.IndexKind.I64  # whose own name is another
     with pytest.raises(gp.Unsupported, match=r"int64; got int16$"):
         gp.IndexKind.of(np.int16)
-    with pytest.raises(gp.Unsupported, match=r"float64; got int32$"):
-        gp.ElementKind.of(np.int32)
+    for other in (np.int32, np.floating, np.generic, np.longdouble):
+        with pytest.raises(gp.Unsupported, match=rf"float64; got {other.__name__}$"):
+            gp.ElementKind.of(other)
+    with pytest.raises(gp.Unsupported, match=r"int64; got integer$"):
+        gp.IndexKind.of(np.integer)
 
 
 def test_errors_are_the_builtins_a_user_would_catch():

@@ -1099,20 +1099,6 @@ def test_a_shape_that_is_none_is_refused(shape):
     assert gp.sum_backward(np.float32(2), iter([3, 2])).shape == (3, 2)
 
 
-def test_rank_0_and_one_element_are_two_shapes():
-    """As the reductions have it."""
-    one, point = np.ones(1, np.float32), np.float32(1)
-    for call in (
-        lambda: gp.softmax_backward(point, one),
-        lambda: gp.softmax_backward(one, point),
-        lambda: gp.cumprod_backward(point, one),
-        lambda: gp.cumprod_backward(point, point, one),
-        lambda: gp.max_backward(point, point, one),
-    ):
-        with pytest.raises(gp.InvalidProblem, match="must have shape"):
-            call()
-
-
 def test_flags_that_are_neither_true_nor_false_are_refused():
     dy, both = np.ones(3, np.float32), np.array([1, 0])
     indices = np.zeros(3, np.int64)

@@ -412,6 +412,10 @@ def test_workspaces_are_checked(name, place):
             with pytest.raises(gp.WorkspaceTooSmall, match="workspace") as caught:
                 call(args, workspace=good[: needed - 1])
             assert (caught.value.needed, caught.value.got) == (needed, needed - 1)
+            shrunk = workspace_for(plan, place)
+            shrunk.untyped_storage().resize_(0)
+            with pytest.raises(gp.WorkspaceTooSmall, match="workspace"):
+                call(args, workspace=shrunk)
     assert all(torch.equal(before[output], now) for output, now in job.bits().items())
     found = []
     for call in (plan.bind(args), plan.bind(args, workspace=good[:needed])):

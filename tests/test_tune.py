@@ -277,7 +277,7 @@ def test_the_command_imports_nothing_heavy():
 
 def test_the_list_for_programs(capsys, tmp_path):
     assert cli.main(["tune", "--list", "--json", "-"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(capsys.readouterr().out)["fields"]
     assert {one["field"].partition(" ")[0] for one in listed} == set(FIELDS)
     assert all(one.get("nothing") or one["now"] in one["values"] for one in listed)
     path = tmp_path / "listed.json"

@@ -74,6 +74,8 @@ def _int(owner: str, field: str, value: Any, least: int | None = None) -> int:
 
 def number_of(label: str, value: Any) -> float:
     """A number in double; every NaN is one object, so that look-ups find it again."""
+    if type(value) is float:
+        return value if value == value else nan
     if getattr(value, "requires_grad", False):
         raise InvalidProblem(
             f"{label} requires grad, and its graph would be lost: pass it as a float, or use a "
@@ -93,6 +95,8 @@ def number_of(label: str, value: Any) -> float:
 
 def flag_of(owner: str, field: str, value: Any) -> bool:
     """Whether something is true; an array of several is neither."""
+    if value is True or value is False:
+        return value
     try:
         return bool(value)
     except Exception as error:

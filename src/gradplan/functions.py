@@ -87,13 +87,9 @@ def _preference(given: Any) -> PlanPreference | None:
     raise InvalidProblem(f"preference must be a PlanPreference, got {given!r}")
 
 
-def _row(lent: View, shape: Shape, label: str) -> View:
-    """Rank 0, where the problem has this shape, counts as one element."""
-    if shape:
-        return lent
-    if lent.layout.shape:
-        raise InvalidProblem(f"{label} must have shape (), got {lent.layout.shape}")
-    return reshape_view(lent, (1,), (0,))
+def _row(lent: View) -> View:
+    """Rank 0 counts as one element."""
+    return lent if lent.layout.shape else reshape_view(lent, (1,), (0,))
 
 
 def _element(lent: View, label: str) -> ElementKind:
@@ -188,7 +184,7 @@ class _Function:
         lent = view(target, self.out)
         if lent.layout.shape != shape:
             raise InvalidProblem(f"{self.out} must have shape {shape}, got {lent.shape}")
-        views["dx"] = _row(lent, shape, self.out)
+        views["dx"] = _row(lent)
         plan._run_views(views, None, None, stream)
         if out is None:
             return restore_type(like, target, stream)
@@ -220,11 +216,11 @@ class _Along(_Function):
         lent = view(dy, self.dy)
         layout = lent.layout
         shape = layout.shape
-        views = {"dy": _row(lent, shape, self.dy)}
+        views = {"dy": _row(lent)}
         if x is not None:
-            views["x"] = _row(view(x, self.x), shape, self.x)
+            views["x"] = _row(view(x, self.x))
         if y is not None:
-            views["y"] = _row(view(y, self.y), shape, self.y)
+            views["y"] = _row(view(y, self.y))
         key = (layout, *question)
         plan = self.asked.get(key)
         if plan is None:
@@ -306,7 +302,7 @@ def lerp_backward(
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise InvalidProblem("lerp_backward: out must be a pair (da, db), either may be None")
         targets = (out[0], out[1])
-    views = {"dy": _row(lent, shape, _LERP.dy)}
+    views = {"dy": _row(lent)}
     for name, target in zip(("da", "db"), targets, strict=True):
         if target is not None:
             made = view(target, f"lerp_backward: {name}")
@@ -314,7 +310,7 @@ def lerp_backward(
                 raise InvalidProblem(
                     f"lerp_backward: {name} must have shape {shape}, got {made.shape}"
                 )
-            views[name] = _row(made, shape, name)
+            views[name] = _row(made)
     plan._run_views(views, stream=stream)
     if out is not None:
         for target in targets:
@@ -501,7 +497,7 @@ class _Reduction(_Function):
         plan, dy_layout, y_layout = answer
         views = {"dy": View(lent.ptr, dy_layout, lent.owner)}
         if source is not None:
-            views["x"] = _row(source, extents, self.x)
+            views["x"] = _row(source)
         if saved is not None and y_layout is not None:
             views["y"] = View(saved.ptr, y_layout, saved.owner)
         made = self.run(plan, dy if x is None else x, views, extents, out, stream)
@@ -533,7 +529,9 @@ class _Reduction(_Function):
 
         def whole(lent: View, label: str) -> Layout:
             if not extents:
-                return _row(lent, extents, label).layout
+                if lent.shape != ():
+                    raise InvalidProblem(f"{label} must have shape (), got {lent.shape}")
+                return _row(lent).layout
             return lent.layout if keepdims else _kept(label, lent, extents, axes).layout
 
         layouts = whole(dy, self.dy), None if y is None else whole(y, self.y)

@@ -267,7 +267,7 @@ def _named_dtype(x: Any, table: dict[str, Any]) -> Any:
     if isinstance(x, Named):
         return x if x in table.values() else None
     if isinstance(x, type):  # np.float32 and the like: a scalar type
-        return table.get(np.dtype(x).name if issubclass(x, np.generic) else x.__name__)
+        return table.get("int64" if x is np.longlong else x.__name__)  # two names of one type
     dtype = getattr(x, "dtype", x)
     if getattr(dtype, "byteorder", "=") in (">", "<"):  # native order reads as "=" or "|"
         return None

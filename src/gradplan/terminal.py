@@ -11,10 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from math import log10
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,6 +46,7 @@ __all__ = [
     "remarks",
     "seconds_text",
     "shape_of",
+    "silence",
     "write_text",
 ]
 
@@ -158,11 +160,16 @@ def file_of(text: str) -> Path:
     return path
 
 
+def silence(stream: IO[str]) -> None:
+    """Nobody reads a stream any more: from now on it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 class _Console(Console):
-    """Leaves it to the command line what it means that nobody reads on."""
+    """Goes on where nobody reads on: what a command finds, its exit code still tells."""
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        silence(self.file)
 
 
 def console() -> Console:
@@ -203,7 +210,10 @@ def progress(shown: Console | None = None) -> Progress:
 def print_json(found: Any) -> None:
     """Plain JSON on stdout."""
     plain = "utf" not in (sys.stdout.encoding or "").lower()
-    print(json.dumps(found, indent=2, ensure_ascii=plain))
+    try:
+        print(json.dumps(found, indent=2, ensure_ascii=plain), flush=True)
+    except BrokenPipeError:
+        silence(sys.stdout)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -213,8 +223,9 @@ def write_text(path: Path, text: str) -> None:
     try:
         beside.write_text(text, encoding="utf-8")
         os.replace(beside, path)
-    except OSError:
-        beside.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
         raise
 
 

@@ -103,12 +103,13 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; 1 where what the table says now is wrong or fails."""
     if options.list:
         listed = list(_listed(options.fields))
+        found = {"arch": _LISTED, "fields": listed}
         if options.json is None:
             _show_fields(listed)
         elif options.json == STDOUT:
-            print_json(listed)
+            print_json(found)
         else:
-            write(options.json, {"arch": _LISTED, "fields": listed})
+            write(options.json, found)
         return 0
     needed("torch")
     if options.json is not None:

@@ -7,7 +7,6 @@ something is slower than allowed, 2 the request cannot be met, 3 stopped before 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -16,7 +15,7 @@ from .. import __version__
 from ..bench import command as bench
 from ..bench import tune
 from ..errors import GradPlanError
-from ..terminal import EXIT_CODES, Parser
+from ..terminal import EXIT_CODES, STOPPED, Parser, silence
 from . import completion, doctor, explain, listing, verify
 
 __all__ = ["main", "parser"]
@@ -25,18 +24,21 @@ __all__ = ["main", "parser"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     for stream in (sys.stdout, sys.stderr):  # formulas, where only ASCII can be written
-        if isinstance(stream, TextIOWrapper):
+        if isinstance(stream, TextIOWrapper) and "utf" not in stream.encoding.lower():
             stream.reconfigure(errors="replace")
+    code = None
     try:
         options = parser().parse_args(argv)
-        return int(options.command(options))
+        code = int(options.command(options))
+        sys.stdout.flush()
+        return code
     except GradPlanError as error:
         sentence = " ".join(str(error).split())
         print(f"gradplan: {sentence}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        silence(sys.stdout)
+        return STOPPED if code is None else code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"gradplan: {where}{error.strerror or error}", file=sys.stderr)

@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..terminal import add_command
+from ..terminal import add_command, file_of
 
 __all__ = ["SHELLS", "add_parser", "script"]
 
@@ -70,7 +70,7 @@ def _option(action: argparse.Action) -> _Option:
         flags=tuple(action.option_strings),
         help=re.sub(r"\s+", " ", (action.help or "").replace("%%", "%")),
         choices=tuple(map(str, action.choices or ())),
-        file=action.type is Path,
+        file=action.type in (Path, file_of),
         takes=action.nargs != 0,
         several=action.nargs in ("+", "*"),
     )

@@ -1,7 +1,7 @@
 """Compiled kernels: built once by Numba, kept on disk as object code, loaded by llvmlite.
 
 A kernel is one function `(call, slot, lo, hi)`: `call` is the address of a block of int64 (see
-`programs.py`), `slot` tells the running threads apart, [lo, hi) is a range of work units. Numba
+`program.py`), `slot` tells the running threads apart, [lo, hi) is a range of work units. Numba
 compiles it, LLVM's object code goes into the user's cache folder, and every process, the
 compiling one included, loads that object code. A process that finds its kernels on disk never
 imports Numba.

@@ -36,7 +36,7 @@ _TILE_ELEMENTS = 2048
 _DIRECT_BYTES = 2048
 # The share of the last cache beyond which outputs are streamed: tiles, which leave in short pieces
 # otherwise, gain sooner than rows do (cumsum f32 rows, 32 MiB, 1.7 against 1.2 ms).
-_STREAMED_SHARE = 0.7
+_TILES_STREAMED_SHARE = 0.7
 # A split row's chunk. Eight of them make a unit of work.
 _SCAN_CHUNK = 1 << 13
 # Rows longer than this are split wherever states are recomputed: it bounds the checkpoints.
@@ -98,7 +98,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides) -> Program:
     meta[at.BESIDE] = beside
     steps = min(chunk, (_TILE_ELEMENTS if recomputes else 2 * _TILE_ELEMENTS) // width, 256)
     lines = direct or (not beside and line.strides[lead] == 1)
-    room = room_of(_STREAMED_SHARE)
+    room = room_of(_TILES_STREAMED_SHARE)
     meta[at.STREAMING] = not recomputes and lines and streams(desc, room)
     write_nest(meta, (line,), at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     write_nest(meta, outer, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -90,6 +91,7 @@ _TABLES: tuple[tuple[Shape, Axes], ...] = (  # (indices, dim, rows)
     ((1000, 1000, 100), ()),
     ((300, 3, 10), ()),
     ((500, 300, 1000), ()),
+    ((256, 128, 1000), ()),
     ((0, 64, 10), ()),
     ((2**31 + 64, 2, 1000), ()),
 )
@@ -99,15 +101,15 @@ def _packed(operand: Operand) -> Shape:
     return c_strides(operand.shape)
 
 
-_ROW = 4
+_PIECES = (2,) * 8
 
 
 def _pieces(operand: Operand) -> Shape:
-    """Of an embedding: positions in two dimensions, rows of four with a gap behind each."""
-    if operand.output:
-        return c_strides(operand.shape)
+    """Of an embedding with 256 indices: positions in eight dimensions, with a gap behind each."""
     steps = c_strides(operand.shape)
-    return ((_ROW + 1) * steps[0], *steps)
+    if operand.output:
+        return steps
+    return (*(3**k * steps[0] for k in reversed(range(len(_PIECES)))), *steps[1:])
 
 
 def _gapped(operand: Operand) -> Shape:
@@ -202,7 +204,7 @@ def _problems(more: bool = True) -> Iterator[Any]:
                 for s, shape in enumerate(shapes):
                     yield spec, element, options, shape, _packed
                     yield spec, element, options, shape, _OTHER_LAYOUTS[(e + o + s) % 4]
-                    if embedding and shape[0][0] % _ROW == 0:
+                    if embedding and shape[0][0] == prod(_PIECES):
                         yield spec, element, options, shape, _pieces
 
 
@@ -219,9 +221,9 @@ def _strides(
     }
 
 
-def _positions(shape: Shape, layout: Callable[[Operand], Shape]) -> Shape | None:
+def _positions(layout: Callable[[Operand], Shape]) -> Shape | None:
     """The shape of an embedding's indices, where they have more than one dimension."""
-    return (shape[0] // _ROW, _ROW) if layout is _pieces else None
+    return _PIECES if layout is _pieces else None
 
 
 def _steps(program: Any, aligned: int) -> Iterator[tuple[launch.Step, int]]:
@@ -256,7 +258,7 @@ def _planned(arch: int, turn: int | None) -> Iterator[_Prepared]:
         Random(turn).shuffle(problems)
     for spec, element, (fields, without), (shape, axes), layout in problems:
         desc = cases.describe(spec, element, shape, axes, **fields)
-        strides, positions = _strides(desc, without, layout), _positions(shape, layout)
+        strides, positions = _strides(desc, without, layout), _positions(layout)
         program = programs.prepare(desc, strides, f"sm_{arch}", 0, positions)
         aligned = 16 if layout is not _strided else 1
         name = f"{spec.kind} {element} {shape} {axes} {layout.__name__[1:]} {fields} {without}"

@@ -255,9 +255,10 @@ def _sum_few(problem: _Problem, few: _Few) -> Step:
     """One launch for all: a program a position and some columns, and behind them those that zero
     what no index names."""
     desc, table = problem.desc, problem.table
-    # What does not lie in runs takes an address an element, and positions in several dimensions
-    # take divisions.
-    words = table.few_words // (1 if problem.unit else 4) // min(2, len(problem.index_shape))
+    # What does not lie in runs takes an address an element, and positions in many dimensions take
+    # divisions: from five on, halves and f32 would go to the stack.
+    words = table.few_words // (1 if problem.unit else 4)
+    words //= 2 if len(problem.index_shape) > 4 else 1
     return Step(
         kernel="few.sum_few",
         grid=few.sums + few.zeros,
