@@ -336,26 +336,55 @@ def test_a_file_that_cannot_be_written_is_one_sentence(capsys, tmp_path):
     assert error.splitlines()[-1].startswith("gradplan: ")
 
 
-def test_a_file_that_cannot_be_put_in_place_leaves_nothing_beside_it(tmp_path):
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing_beside_it(monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError("no room")
+
     goal = tmp_path / "kept.json"
-    goal.mkdir()
-    (goal / "something").write_text("")
-    with pytest.raises(OSError, match=r"kept\.json"):
+    goal.write_text("before")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no room"):
         terminal.write_text(goal, "{}")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+    assert goal.read_text() == "before"
 
 
+def test_links_stay_and_what_is_no_file_is_written_to(tmp_path):
+    goal, link = tmp_path / "goal.json", tmp_path / "link.json"
+    link.symlink_to(goal)
+    terminal.write_text(link, "{}")
+    assert (link.is_symlink(), goal.read_text()) == (True, "{}")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    terminal.write_text(pipe, "found")
+    assert (pipe.is_fifo(), os.read(reader, 9)) == (True, b"found")
+    os.close(reader)
+
+
+def ran(command, end):
+    """Exit code and what was said, of a command of ours whose output ends so."""
+    line = f"{sys.executable} -m gradplan {command} {end}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=False, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("end", ["| true", ">&-"])
 @pytest.mark.parametrize(
-    "words", ["list", "list --json", "explain softmax --shape 8x8", "tune --list"]
+    "words",
+    [
+        *("list", "list --json", "explain softmax --shape 8x8", "tune --list"),
+        *("completion bash", "doctor"),
+    ],
 )
-def test_who_stops_reading_has_seen_enough(words):
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m gradplan {words} | true; exit ${{PIPESTATUS[0]}}"],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_who_stops_reading_has_seen_enough(words, end):
+    assert ran(words, end) == (0, "")
+
+
+@pytest.mark.parametrize("end", ["2>&1 | true", ">&- 2>&-"])
+@pytest.mark.parametrize("words", ["nothing", "verify --device nowhere", "explain softmax"])
+def test_what_cannot_be_done_is_told_though_nobody_reads_on(words, end):
+    assert ran(words, end) == (2, "")
 
 
 @pytest.mark.parametrize("end", ["| true", "2>&1 | true", "--json | true"])

@@ -317,6 +317,16 @@ def test_a_correction_that_is_no_number_is_refused(correction):
         make(REDUCE, kind="var", correction=correction)
 
 
+class Odd:
+    """Whatever it is asked for fails in a way of its own."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+    def __float__(self):
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
     "param",
     [
@@ -324,10 +334,11 @@ def test_a_correction_that_is_no_number_is_refused(correction):
         torch.tensor([0.5]),
         torch.empty((), device="meta"),
         torch.tensor(0.5, requires_grad=True),
+        Odd(),
     ],
     ids=[
         *("text", "digits", "bytes", "None", "list", "complex", "huge", "unprintable"),
-        *("rank 1", "without data", "requires grad"),
+        *("rank 1", "without data", "requires grad", "odd"),
     ],
 )
 def test_a_param_that_is_no_number_is_refused(param):

@@ -76,21 +76,23 @@ def number_of(label: str, value: Any) -> float:
     """A number in double; every NaN is one object, so that look-ups find it again."""
     if type(value) is float:
         return value if value == value else nan
-    if getattr(value, "requires_grad", False):
+    try:
+        tracked = bool(getattr(value, "requires_grad", False))
+        # What is no scalar, and text, `float` would read too, some of it.
+        plain = not isinstance(value, (str, bytes, bytearray)) and not getattr(value, "ndim", 0)
+        number = float(value) if plain and not tracked else None
+    except OverflowError:
+        raise InvalidProblem(f"{label} must be a number that fits a double") from None
+    except Exception as error:  # what its own class raises: tensors without data are such
+        raise InvalidProblem(f"{label} must be a number, got {value!r}") from error
+    if tracked:
         raise InvalidProblem(
             f"{label} requires grad, and its graph would be lost: pass it as a float, or use a "
             "function of gradplan.torch"
         )
-    try:
-        # What is no scalar, and text, `float` would read too, some of it.
-        if not isinstance(value, (str, bytes, bytearray)) and not getattr(value, "ndim", 0):
-            number = float(value)
-            return number if number == number else nan
-    except OverflowError:
-        raise InvalidProblem(f"{label} must be a number that fits a double") from None
-    except (TypeError, ValueError, RuntimeError):  # the last of tensors without data
-        pass
-    raise InvalidProblem(f"{label} must be a number, got {value!r}")
+    if number is None:
+        raise InvalidProblem(f"{label} must be a number, got {value!r}")
+    return number if number == number else nan
 
 
 def flag_of(owner: str, field: str, value: Any) -> bool:
@@ -105,6 +107,8 @@ def flag_of(owner: str, field: str, value: Any) -> bool:
 
 def extents_of(label: str, value: Any) -> tuple[Any, ...]:
     """The extents of a shape in their order, yet to be looked at."""
+    if type(value) is tuple or type(value) is list:
+        return tuple(value)
     try:
         # A set and a dict have no order that anybody chose.
         if not isinstance(value, (str, bytes, bytearray, Set, Mapping)):

@@ -508,7 +508,7 @@ class _Reduction(_Function):
     def _extents(self, shape: Any) -> Shape:
         if shape is None and self.needs_x:
             raise InvalidProblem(f"{self.name} needs x, and it is missing")
-        extents = shape if isinstance(shape, tuple) else extents_of(f"{self.name}: shape", shape)
+        extents = extents_of(f"{self.name}: shape", shape)
         try:
             return tuple(map(operator.index, extents))
         except TypeError:

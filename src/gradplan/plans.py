@@ -550,7 +550,9 @@ class Plan:
             )
         if not array.flags.writeable:
             raise InvalidProblem(f"{self._me}: workspace is read-only")
-        address, size = address_of(array), min(array.nbytes, stored_bytes(given))
+        address, size = address_of(array), array.nbytes
+        if array is not given:
+            size = min(size, stored_bytes(given))
         beyond = owner_left(array, address, address + size)
         if beyond is not None:  # what NumPy's `as_strided` hands out
             first, end, _ = beyond

@@ -41,6 +41,7 @@ __all__ = [
     "parse_shape",
     "positive",
     "print_json",
+    "print_whole",
     "progress",
     "rate_text",
     "remarks",
@@ -210,14 +211,24 @@ def progress(shown: Console | None = None) -> Progress:
 def print_json(found: Any) -> None:
     """Plain JSON on stdout."""
     plain = "utf" not in (sys.stdout.encoding or "").lower()
+    print_whole(json.dumps(found, indent=2, ensure_ascii=plain))
+
+
+def print_whole(text: str, stream: IO[str] | None = None) -> None:
+    """Print all that there is to say, to whoever still reads."""
+    stream = stream or sys.stdout
     try:
-        print(json.dumps(found, indent=2, ensure_ascii=plain), flush=True)
+        print(text, file=stream, flush=True)
     except BrokenPipeError:
-        silence(sys.stdout)
+        silence(stream)
 
 
 def write_text(path: Path, text: str) -> None:
     """Put a file there in one step: it is whole at any time."""
+    if path.exists() and not path.is_file():  # a pipe, a terminal: nothing to put in its place
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # where a link leads, which stays
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     try:

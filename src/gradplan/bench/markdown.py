@@ -20,11 +20,15 @@ __all__ = ["BEGIN", "END", "markdown", "replaced", "section"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _MAIN = "rows"
+# The elements whose tables stand first.
+_SHOWN = ("bf16", "f32")
 _NO_RESULTS = "No results are committed yet."
 _NOTHING = "–"
 _SHORT_MS = 0.1
 
 Row = dict[str, Any]
+Titled = tuple[str, str]
+"""A title and its table."""
 
 
 def replaced(text: str, table: str) -> str:
@@ -39,17 +43,19 @@ def markdown(paths: Sequence[Path]) -> str:
     """The section for these files, in the order of their names."""
     if not paths:
         return _NO_RESULTS
-    return "\n\n".join(section(read(path)) for path in sorted(paths))
+    return "\n\n".join(section(read(path), fold=True) for path in sorted(paths))
 
 
-def section(found: dict[str, Any]) -> str:
-    """The tables of one file of results, or of some of its rows."""
+def section(found: dict[str, Any], fold: bool = False) -> str:
+    """The tables of one file of results, or of some of its rows; `fold` shows the first of them and
+    the summary, and the others where a reader opens them."""
     rows: list[Row] = found["rows"]
     order = [spec.kind.value for spec in KINDS.values()]
     rows = sorted(rows, key=lambda row: order.index(row["kind"]))
-    parts = [_heading(found)]
     elements = list(dict.fromkeys(row["element"] for row in rows))
     with_axis = [row for row in rows if row["family"] != "embedding"]
+    first: list[Titled] = []
+    more: list[Titled] = []
     for element in elements:
         main = [row for row in with_axis if (row["case"], row["element"]) == (_MAIN, element)]
         # lerp has no rows; its flat case stands beside those of the others.
@@ -59,18 +65,27 @@ def section(found: dict[str, Any]) -> str:
             if (row["kind"], row["case"], row["element"]) == ("lerp", "flat", element)
         ]
         if main:
-            shape = _shape(main[0]["shape"])
-            parts.append(_peers(f"{element}, last axis of {shape}", main, _main_name))
+            title = f"{element}, last axis of {_shape(main[0]['shape'])}"
+            place = more if fold and element not in _SHOWN else first
+            place.append(_peers(title, main, _main_name))
     for element in elements:
-        parts += _matrix(element, [row for row in with_axis if row["element"] == element])
+        more += _matrix(element, [row for row in with_axis if row["element"] == element])
     for element in elements:
-        parts += _chain(element, [row for row in rows if row["element"] == element])
+        more += _chain(element, [row for row in rows if row["element"] == element])
     table = [row for row in rows if row["family"] == "embedding"]
     if table:
         title = "Embedding: rows × columns of the table, number of indices"
-        parts.append(_peers(title, table, _embedding_name))
+        first.append(_peers(title, table, _embedding_name))
     summary = _summary(found, rows)
-    return "\n\n".join(parts + ([summary] if summary else []))
+    ends = [summary] if summary else []
+    shown = [_heading(found), *map("\n\n".join, first)]
+    if fold:
+        return "\n\n".join([*shown, *ends, *(_folded(*one) for one in more)])
+    return "\n\n".join([*shown, *map("\n\n".join, more), *ends])
+
+
+def _folded(title: str, table: str) -> str:
+    return f"<details>\n<summary>{title}</summary>\n\n{table}\n\n</details>"
 
 
 def _heading(found: dict[str, Any]) -> str:
@@ -91,7 +106,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _peers(title: str, rows: Sequence[Row], name: Callable[[Row], str]) -> str:
+def _peers(title: str, rows: Sequence[Row], name: Callable[[Row], str]) -> Titled:
     """One line a row, with every peer's time and our speed-up over it."""
     peers = _peer_names(rows)
     headings = ["gradient", "ms", "share", *(PEERS[peer].title for peer in peers)]
@@ -105,10 +120,10 @@ def _peers(title: str, rows: Sequence[Row], name: Callable[[Row], str]) -> str:
         ]
         for row in rows
     ]
-    return f"{title}; peers: ms (our speed-up)\n\n{_table(headings, lines)}"
+    return f"{title}; peers: ms (our speed-up)", _table(headings, lines)
 
 
-def _matrix(element: str, rows: Sequence[Row]) -> list[str]:
+def _matrix(element: str, rows: Sequence[Row]) -> list[Titled]:
     """Kinds by cases: the share, and the speed-up over the fastest peer."""
     cases = list(dict.fromkeys(row["case"] for row in rows if row["case"] != _MAIN))
     if not cases:
@@ -119,10 +134,10 @@ def _matrix(element: str, rows: Sequence[Row]) -> list[str]:
     kinds = dict.fromkeys(row["kind"] for row in rows if row["case"] != _MAIN)
     lines = [[kind, *(cells.get((kind, case), "") for case in cases)] for kind in kinds]
     title = f"{element}, other shapes and layouts: share, and speed-up over the fastest peer"
-    return [f"{title}\n\n{_table(headings, lines)}"]
+    return [(title, _table(headings, lines))]
 
 
-def _chain(element: str, rows: Sequence[Row]) -> list[str]:
+def _chain(element: str, rows: Sequence[Row]) -> list[Titled]:
     """Kinds by cases: the share of short rows where launches follow one another."""
     rows = [row for row in rows if row.get("chain_share") and row["floor_ms"] < _SHORT_MS]
     if not rows:
@@ -135,7 +150,7 @@ def _chain(element: str, rows: Sequence[Row]) -> list[str]:
         f"{element}, one launch after the other, where the floor is below {1e3 * _SHORT_MS:.0f} µs:"
         " share"
     )
-    return [f"{title}\n\n{_table(['gradient', *cases], lines)}"]
+    return [(title, _table(["gradient", *cases], lines))]
 
 
 def _copies(found: dict[str, Any], key: str) -> str:

@@ -7,15 +7,17 @@ something is slower than allowed, 2 the request cannot be met, 3 stopped before 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 
 from .. import __version__
 from ..bench import command as bench
 from ..bench import tune
 from ..errors import GradPlanError
-from ..terminal import EXIT_CODES, STOPPED, Parser, silence
+from ..terminal import EXIT_CODES, STOPPED, Parser, print_whole, silence
 from . import completion, doctor, explain, listing, verify
 
 __all__ = ["main", "parser"]
@@ -23,9 +25,13 @@ __all__ = ["main", "parser"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
-    for stream in (sys.stdout, sys.stderr):  # formulas, where only ASCII can be written
-        if isinstance(stream, TextIOWrapper) and "utf" not in stream.encoding.lower():
-            stream.reconfigure(errors="replace")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed before we began
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (to the end)
+            setattr(sys, name, nowhere)
+        elif isinstance(stream, TextIOWrapper) and "utf" not in stream.encoding.lower():
+            stream.reconfigure(errors="replace")  # formulas, where only ASCII can be written
     code = None
     try:
         options = parser().parse_args(argv)
@@ -34,17 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except GradPlanError as error:
         sentence = " ".join(str(error).split())
-        print(f"gradplan: {sentence}", file=sys.stderr)
+        print_whole(f"gradplan: {sentence}", sys.stderr)
         return 2
     except BrokenPipeError:  # whoever reads has seen enough
         silence(sys.stdout)
         return STOPPED if code is None else code
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"gradplan: {where}{error.strerror or error}", file=sys.stderr)
+        print_whole(f"gradplan: {where}{error.strerror or error}", sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("gradplan: interrupted", file=sys.stderr)
+        print_whole("gradplan: interrupted", sys.stderr)
         return 130
 
 

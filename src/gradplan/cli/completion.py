@@ -14,7 +14,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from ..terminal import add_command, file_of
+from ..terminal import add_command, file_of, print_whole
 
 __all__ = ["SHELLS", "add_parser", "script"]
 
@@ -39,7 +39,7 @@ def add_parser(commands: Any, make: Make) -> None:
 
 
 def _print(options: argparse.Namespace, make: Make) -> int:
-    print(script(options.shell, make()), end="")
+    print_whole(script(options.shell, make()).rstrip("\n"))
     return 0
 
 

@@ -77,16 +77,18 @@ def view_numpy(array: Any, name: str) -> View:
         raise misaligned(name, ptr, layout.dtype)
     made = View(ptr, layout, array)
     base = array.base
-    if base is not None:
-        # The usual owners of a slice without the walk: an array, or what tells no extent.
-        if type(base) is np.ndarray and base.base is None:
-            first = address_of(base)
-            if first <= ptr + layout.lo and ptr + layout.hi <= first + base.nbytes:
-                return made
-        elif not isinstance(base, np.ndarray) and not hasattr(base, "__array_interface__"):
-            return made
+    if base is not None and not _within(base, ptr + layout.lo, ptr + layout.hi):
         _check_extent(array, made, name)
     return made
+
+
+def _within(base: Any, lo: int, hi: int) -> bool:
+    """Whether these bytes are known to lie in an owner without a walk, as those of most slices are:
+    it owns its memory, or tells no extent."""
+    if type(base) is np.ndarray and base.base is None:
+        first = address_of(base)
+        return bool(first <= lo and hi <= first + base.nbytes)
+    return not isinstance(base, np.ndarray) and not hasattr(base, "__array_interface__")
 
 
 def view_scalar(array: Any, name: str) -> View:
@@ -115,10 +117,10 @@ def _check_extent(array: Any, made: View, name: str) -> None:
 def owner_left(array: Any, lo: int, hi: int) -> tuple[int, int, str] | None:
     """Where the memory of the owner of `array` begins and ends, and what it is, if these bytes of
     the array leave it."""
-    if lo == hi:
+    base: Any = array.base
+    if base is None or lo == hi or _within(base, lo, hi):
         return None
     owner = array
-    base: Any = array.base
     while base is not None:
         if isinstance(base, np.ndarray):
             owner = base

@@ -275,7 +275,7 @@ class Table:
     paired: tuple[ElementKind, ...] = ()
     """Halves that the architecture compares two at a time."""
     roomy: bool = False
-    """Whether scans, and what is masked, must be given registers, lest the assembler spill a few."""
+    """Whether scans, and what is masked, are given registers, lest the assembler spill a few."""
     at_once: ByPlace = ()
     """Elements that a thread takes to the end before it takes the next ones, of full tiles of one
     row whose state is a sum or a product; 0 takes all of them a step at a time, as the compiler
