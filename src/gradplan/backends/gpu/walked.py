@@ -206,8 +206,13 @@ class _Walk:
         """Parts of so many elements, r rows side by side, if they fit."""
         stages = self.table.walked_column_parts if self.columns else self.table.walked_parts
         lines = warps if self.columns else 32 * warps
-        if (self.columns or held) and not self.full(r, tile // r) and tile // r // lines > _BITS:
-            tile //= 2  # what is masked takes registers
+        # What is masked takes registers; an address for every few bytes does, and where rows lie.
+        masked = (self.columns or held) and not self.full(r, tile // r)
+        fine = self.grain < 16
+        if (masked or fine) and tile // r // lines > _BITS:
+            tile //= 2
+        if fine and len(self.geometry.rows.dims) > 1 and not (self.marked or self.log):
+            tile //= 2
         e = tile // r // lines
         far = self.columns and not self.geometry.near(r, lines * e)
         bits = self.marked and kind != _MARK
