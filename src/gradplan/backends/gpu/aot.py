@@ -192,6 +192,12 @@ def _options(spec: KindSpec, element: ElementKind) -> list[cases.Options]:
     return asked
 
 
+def _drawn(spec: KindSpec, *facts: Any) -> int:
+    """A number of a problem's own: one more changes nothing in those of the others."""
+    text = " ".join(map(str, (spec.category, spec.kind, *facts)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
+
+
 def _problems(more: bool = True) -> Iterator[Any]:
     """Every kind, element and option with every shape, packed and in one other layout each."""
     for spec in KINDS.values():
@@ -199,11 +205,12 @@ def _problems(more: bool = True) -> Iterator[Any]:
         shapes = _TABLES if embedding else _SHAPES + (_MORE_SHAPES if more else ())
         if spec.category is OpCategory.REDUCTION:
             shapes += _MANY_AXES
-        for e, element in enumerate(ELEMENTS):
-            for o, options in enumerate(_options(spec, element)):
-                for s, shape in enumerate(shapes):
+        for element in ELEMENTS:
+            for options in _options(spec, element):
+                for shape in shapes:
                     yield spec, element, options, shape, _packed
-                    yield spec, element, options, shape, _OTHER_LAYOUTS[(e + o + s) % 4]
+                    drawn = _drawn(spec, element, options, shape)
+                    yield spec, element, options, shape, _OTHER_LAYOUTS[drawn % 4]
                     if embedding and shape[0][0] == prod(_PIECES):
                         yield spec, element, options, shape, _pieces
 
@@ -247,20 +254,6 @@ def variants(arch: int, turn: int | None = None) -> Iterator[Variant]:
                 yield made
 
 
-def _drawn(
-    turn: int,
-    spec: KindSpec,
-    element: ElementKind,
-    options: cases.Options,
-    shape: tuple[Shape, Axes],
-    layout: Callable[[Operand], Shape],
-) -> bytes:
-    """A problem's place in an order that is another one each turn; a problem more changes nothing
-    in the order of the others."""
-    text = f"{turn} {spec.category} {spec.kind} {element} {options} {shape} {layout.__name__}"
-    return blake2b(text.encode(), digest_size=8).digest()
-
-
 _Prepared = tuple[Program, ElementKind, int, str]
 """A program, its element, how addresses are aligned, and the problem."""
 
@@ -269,7 +262,7 @@ def _planned(arch: int, turn: int | None) -> Iterator[_Prepared]:
     """What plans lead to."""
     problems = list(_problems(more=turn is None))
     if turn is not None:
-        problems.sort(key=lambda problem: _drawn(turn, *problem))
+        problems.sort(key=lambda problem: _drawn(*problem[:4], problem[4].__name__, turn))
     for spec, element, (fields, without), (shape, axes), layout in problems:
         desc = cases.describe(spec, element, shape, axes, **fields)
         strides, positions = _strides(desc, without, layout), _positions(layout)

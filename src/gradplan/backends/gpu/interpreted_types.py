@@ -111,11 +111,13 @@ def _meet_at_once(tl: Any, interpreter: Any, found: dict[str, Any]) -> None:
     def constant(self: Any, value: Any, like: Any) -> Any:
         """A number as a tensor like another; None where Triton must say what it becomes."""
         wanted = _PLAIN.get(like.dtype.name)
-        if type(value) is int and wanted is int:
+        whole = type(value) is int
+        if wanted is int:
             limit = limits[like.dtype.name]
-            if not limit.min <= value <= limit.max:
-                return None
-        elif wanted is not float or type(value) not in (int, float):
+            fits = whole and limit.min <= value <= limit.max
+        else:
+            fits = type(value) is float or (whole and -(2**63) <= value < 2**64)
+        if wanted is None or not fits:
             return None
         if not like.type.is_block():
             return self.scalar_constant(value, like.dtype)

@@ -111,6 +111,11 @@ class _Few(NamedTuple):
     zeros: int
     """... and that zero."""
 
+    def zeroing(self, desc: EmbeddingBackwardDescriptor, t: int) -> _Few:
+        """The same with programs that zero so many rows."""
+        zeros = -(-desc.num_embeddings // t) * -(-desc.embedding_dim // self.z)
+        return self._replace(t=t, zeros=zeros)
+
 
 def _few(desc: EmbeddingBackwardDescriptor, table: Table) -> _Few | None:
     """If indices are so few that each program may read them all: what that costs must not be more
@@ -256,9 +261,13 @@ def _sum_few(problem: _Problem, few: _Few) -> Step:
     what no index names."""
     desc, table = problem.desc, problem.table
     # What does not lie in runs takes an address an element, and positions in many dimensions take
-    # divisions: from five on, halves and f32 would go to the stack.
+    # divisions: halves and f32 would go to the stack. With a thread a row to be zeroed, each would
+    # divide for all positions.
+    dims = len(problem.index_shape)
     words = table.few_words // (1 if problem.unit else 4)
-    words //= 2 if len(problem.index_shape) > 4 else 1
+    words //= 1 if dims == 1 else 2 if dims == 2 else 4 if dims <= 4 else 8
+    if dims > 2 and few.t > 8 * table.few_warps:
+        few = few.zeroing(desc, 8 * table.few_warps)
     return Step(
         kernel="few.sum_few",
         grid=few.sums + few.zeros,

@@ -208,7 +208,7 @@ class _Walk:
         lines = warps if self.columns else 32 * warps
         # What is masked takes registers; an address for every few bytes does, and where rows lie.
         masked = (self.columns or held) and not self.full(r, tile // r)
-        fine = self.grain < 16
+        fine = self.grain < 8
         if (masked or fine) and tile // r // lines > _BITS:
             tile //= 2
         if fine and len(self.geometry.rows.dims) > 1 and not (self.marked or self.log):
