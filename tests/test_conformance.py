@@ -109,12 +109,21 @@ def test_outputs_past_the_caches(spec, element, monkeypatch):
     monkeypatch.setattr(program, "cache_bytes", lambda: 0)
     monkeypatch.setattr(plans, "_plans", {})
     shapes = [
-        ((3, 4999), (1,)),  # rows longer than a stage, none at the start of a line
-        ((64, 264), (1,)),  # scans by eights, and one tile of 8 steps
-        ((70, 19), (1,)),  # shorter than a line
         ((40, 2053), (0,)),  # wider than a strip
         ((70, 64), (0,)),  # whole lines
     ]
+    if spec.engine is Engine.RECURRENCE:
+        shapes += [
+            ((3, 4992), (1,)),  # all rows as far into a line
+            ((64, 288), (1,)),  # by eights, and one tile of 32 steps
+            ((1, 4999), (1,)),
+        ]
+    else:
+        shapes += [
+            ((3, 4999), (1,)),  # rows longer than a stage, none at the start of a line
+            ((18, 19), (1,)),  # shorter than a line, and too few to lie side by side
+            ((64, 264), (1,)),
+        ]
     fields, without = next(
         (fields, without)
         for fields, without in cases.options_of(spec, element)
@@ -130,6 +139,32 @@ def test_outputs_past_the_caches(spec, element, monkeypatch):
         assert "streamed" in problem.plan().bind(problem.args()).sku.variant
         outcome = cases.run_plan(case)
         assert outcome.ok, str(outcome)
+
+
+WITH_AXIS = [spec for spec in SPECS if spec.category.endswith(("softmax", "scan", "reduction"))]
+
+
+@crossed("n", [2, 5, 8, 13, 40], WITH_AXIS)
+def test_short_rows(spec, element, n):
+    """Many rows of a few elements: side by side, where they lie or through tiles, and several of
+    these, of which the last is not full."""
+    asked = cases.options_of(spec, element)
+    layouts = set(cases.layouts_of(spec))
+    if spec.category is OpCategory.REDUCTION:  # whose dy is as large only where n = 1
+        layouts -= {Layout.IN_PLACE}
+    edges, met = itertools.cycle(cases.data_of(spec)), set()
+    for turn, layout in enumerate(sorted(layouts)):
+        fields, without = asked[(n + turn) % len(asked)]
+        rows = 2 * 4096 // n + 3 if layout is Layout.CONTIGUOUS else 203
+        desc = cases.describe(spec, element, (rows, n), (1,), **fields)
+        case = Case(desc=desc, layout=layout, data=next(edges), without=without)
+        problem = cases.Problem(case)
+        met.add(problem.plan().bind(problem.args()).sku.variant)
+        outcome = cases.run_plan(case)
+        assert outcome.ok, str(outcome)
+    if spec.engine is Engine.ROW_STATE or spec.category is OpCategory.REDUCTION:
+        lying = element in (ElementKind.F32, ElementKind.F64) and n < 8
+        assert met & ({"any"} if lying and "turned" not in met else {"turned"}), met
 
 
 @crossed("rank", list(range(1, MAX_RANK + 1)), elements=[ElementKind.F32])

@@ -12,6 +12,7 @@ __all__ = ["rows", "scans", "tables"]
 def rows(
     *,
     unit: bool,
+    turned: bool,
     strided: Sequence[str],
     split: bool | None,
     units: int,
@@ -21,7 +22,9 @@ def rows(
     room: float,
 ) -> tuple[Other, ...]:
     """For maps and row states; `split` is None where nothing is summed along the axis."""
-    if unit:
+    if turned:
+        made = [Other("any", "rows are short: what is apart costs more than to turn it round")]
+    elif unit:
         made = [Other("any", "every stride of the inner loop is 1, so none is read at run time")]
     else:
         made = [Other("unit", f"{', '.join(strided)}: not 1 apart along the inner loop")]
@@ -33,7 +36,8 @@ def rows(
         made.append(Other("split", _enough(units, enough)))
     else:
         made.append(Other("split", "rows are too short to be worth cutting"))
-    return (*made, *_streaming(streamed, takes, room, "" if unit else "strides differ from 1"))
+    barred = "what is turned round leaves in short pieces" if turned else ""
+    return (*made, *_streaming(streamed, takes, room, barred if unit else "strides differ from 1"))
 
 
 def scans(

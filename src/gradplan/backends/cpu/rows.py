@@ -11,8 +11,8 @@ from ...descriptors import (
     BinaryParamBackwardDescriptor,
     ReduceBackwardDescriptor,
 )
-from ...geometry import c_strides, nest
-from ...kinds import BinaryKind, OpCategory, ReduceKind, TieRule
+from ...geometry import Dim, c_strides, nest
+from ...kinds import BinaryKind, ElementKind, OpCategory, ReduceKind, SoftmaxKind, TieRule
 from ...registry import Engine
 from . import choices
 from .jit import Kernel, kernel
@@ -28,6 +28,7 @@ from .program import (
     launch_of,
     room_of,
     streams,
+    write_dim,
     write_nest,
 )
 
@@ -35,6 +36,24 @@ __all__ = ["program", "workspace_bytes"]
 
 # Long rows are cut into chunks of this many elements when rows alone cannot feed the cores.
 _CHUNK_ELEMENTS = 1 << 16
+# Rows up to so long run side by side: where all fits the last cache, and where it does not, for
+# rows one by one leave past the caches then. They pass through tiles of so many elements, but for
+# the shortest of f32 and f64, which are faster where they lie. In ns an element, of 2²² elements in
+# rows of 4, 16 and 64: softmax f32 one by one 3.9, 0.96, 0.29 and so 0.46, 0.43, 0.49, bf16 4.1,
+# 0.97, 0.30 and 0.53, 0.15, 0.18; mean f32 2.3, 0.58, 0.15 and 0.13, 0.06, 0.06. Of 2¹⁸ elements,
+# in rows of 48 and 100: softmax f32 0.38, 0.23 and 0.19, 0.26, f64 0.39, 0.25 and 0.34, 0.38.
+_SHORT = {
+    ElementKind.F32: (72, 32),
+    ElementKind.F16: (80, 64),
+    ElementKind.BF16: (80, 64),
+    ElementKind.F64: (48, 20),
+}
+_TURNED = 8
+# ... and up to so long where strides are read at run time: softmax of every other of 256 bf16 0.98
+# one by one, 0.65 so.
+_LONGEST_TURNED = 256
+_SLOW = (SoftmaxKind.LOG_SOFTMAX, ReduceKind.LOG_SUM_EXP, ReduceKind.PROD)
+_TILE = 4096
 
 
 def program(desc: Any, strides: Strides) -> Program:
@@ -75,9 +94,25 @@ def program(desc: Any, strides: Strides) -> Program:
     looped = [k for k in used if not (reduced and not columns and k in (0, 2))]
     unit = all(loop.strides[k] == 1 for k in looped)
 
+    turned = not flat and not (columns and unit) and _turns(desc, inner, looped)
+    most = _LONGEST_TURNED
+    if unit or not turned:
+        most = _SHORT[desc.element][streams(desc, room_of())]
+    short = not flat and not (columns and unit) and len(along.dims) == 1
+    short = short and 1 < n <= most and n < beside.extent
+    turned = turned and short
+    if short:
+        # A step of one row and of the next are never 1 apart, but in tiles.
+        columns, unit, looped = True, turned, used
     meta = array("q", bytes(8 * at.META_WORDS))
     width, blocks, chunk = 1, row_count, n
-    if columns:
+    if turned:
+        split = False
+        width = min(_lanes_of(desc.op), _TILE // n // 8 * 8)
+        blocks = -(-beside.extent // width)
+        meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
+        groups = blocks * (row_count // beside.extent)
+    elif columns:
         width, split = _strips(n, row_count, beside.extent, _lanes_of(desc.op), stateless)
         blocks = -(-beside.extent // width)
         meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
@@ -85,7 +120,7 @@ def program(desc: Any, strides: Strides) -> Program:
     else:
         groups = row_count
         split = groups < ENOUGH_UNITS and n > 2 * _CHUNK_ELEMENTS
-    if stateless:
+    if stateless and not turned:
         chunk = max(1, min(n, GRAIN_ELEMENTS // width))
     elif split:
         chunk = _chunk(n, width)
@@ -96,7 +131,9 @@ def program(desc: Any, strides: Strides) -> Program:
     meta[at.PARAM], meta[at.PARAM2] = float_bits(p), float_bits(q)
     write_nest(meta, along.dims, at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     write_nest(meta, across.dims, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
-    meta[at.STREAMING] = unit and streams(desc, room_of())
+    meta[at.STREAMING] = unit and not turned and streams(desc, room_of())
+    if turned:
+        meta += _in_tiles(meta, inner, width, reduced)
 
     units = groups * chunks
     workspace = 0
@@ -109,9 +146,9 @@ def program(desc: Any, strides: Strides) -> Program:
         weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
     )
     tie_name = f"_{ties.value}" if ties is not None else ""
-    arguments = (kind, element, ties, columns, unit, reduced, len(outputs), extreme)
+    arguments = (kind, element, ties, columns, unit, reduced, len(outputs), extreme, turned)
     layout = "flat" if flat and len(along.dims) == 1 else "columns" if columns else "rows"
-    pattern = "unit" if unit else "any"
+    pattern = "turned" if turned else "unit" if unit else "any"
     variant = f"{pattern}{'_split' if workspace else ''}{'_streamed' if meta[at.STREAMING] else ''}"
     name = f"{kind.value}{tie_name}_{element.value}_{'columns' if columns else 'rows'}_{pattern}"
     name += f"{len(outputs) if len(outputs) > 1 else ''}{'_extreme' if extreme else ''}"
@@ -127,13 +164,14 @@ def program(desc: Any, strides: Strides) -> Program:
         workspace_bytes=workspace,
         # A row stays in the cache between its state and its map; many side by side do not.
         reads=dict.fromkeys(("dy", "x", "y"), 2)
-        if not stateless and (workspace or columns)
+        if not stateless and (workspace or (columns and not short))
         else {},
         layout=layout,
         variant=variant,
-        why=_why_rows(layout, unit, chunks if workspace else 1, width),
+        why=_why_rows(layout, unit, chunks if workspace else 1, width, short),
         others=choices.rows(
             unit=unit,
+            turned=turned,
             strided=[names[k] for k in looped if loop.strides[k] != 1],
             split=None if stateless else workspace > 0,
             units=groups,
@@ -143,6 +181,22 @@ def program(desc: Any, strides: Strides) -> Program:
             room=room_of(),
         ),
     )
+
+
+def _in_tiles(meta: array[int], axis: Dim, pitch: int, reduced: bool) -> array[int]:
+    """The same block for rows that tiles hold: so many lanes to a step."""
+    made = array("q", meta)
+    by_row = 0 if reduced else pitch
+    write_dim(made, at.AXIS, Dim(axis.extent, (by_row, pitch, by_row, pitch, 0, axis.strides[5])))
+    return made
+
+
+def _turns(desc: Any, axis: Dim, looped: Sequence[int]) -> bool:
+    """Whether short rows pass through tiles that turn them round: where lanes that are apart take
+    long one by one, or elements of a row arrive eight at a time."""
+    if desc.element in (ElementKind.F16, ElementKind.BF16) or desc.op in _SLOW:
+        return True
+    return axis.extent >= _TURNED and all(abs(axis.strides[k]) <= 1 for k in looped)
 
 
 def _index_steps(shape: Sequence[int], axes: Sequence[int], ties: TieRule | None) -> list[int]:
@@ -220,12 +274,15 @@ def _params(desc: Any, n: int, strides: Strides) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _why_rows(layout: str, unit: bool, chunks: int, width: int) -> str:
+def _why_rows(layout: str, unit: bool, chunks: int, width: int, short: bool) -> str:
     reason = {
         "flat": "one flat loop over all elements",
         "rows": "the axis is the nearest in memory: each row is one loop",
         "columns": f"other rows lie nearer in memory than the axis: {width} side by side",
     }[layout]
+    if short:
+        reason = f"rows are short: {width} side by side"
+        reason += ", through tiles that turn them round" if unit else ", where they lie"
     if not unit:
         reason += "; strides differ from 1 and are read at run time"
     if chunks > 1:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+# Bytes of a cache line.
+LINE = 64
+# The most lanes of a scan that saves its state, or needs none.
+MAX_LANES = 1024
+
 # The control block of a shared launch; contended words lie on cache lines of their own.
 EPOCH, OPEN, ACTIVE, NEXT = 0, 8, 16, 24
 FUNCTION, CALL, UNITS, GRAIN, LIMIT = 32, 33, 34, 35, 36

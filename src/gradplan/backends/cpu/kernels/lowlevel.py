@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 
 from ....kinds import ElementKind
 from .device import inlined
+from .layout import LINE
 
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
@@ -221,10 +222,6 @@ def make_pair(scope: str) -> tuple[Any, Any]:
         return types.none(types.int64, types.int64, types.float32, types.float32), emit
 
     return load, store
-
-
-LINE = 64
-"""Bytes of a cache line."""
 
 
 @intrinsic

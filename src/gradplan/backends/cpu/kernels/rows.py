@@ -26,8 +26,8 @@ from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined
 from .formulas import is_wide, map_formula
+from .layout import LINE
 from .lowlevel import (
-    LINE,
     STAGE_BYTES,
     fence,
     make_flush,
@@ -41,7 +41,10 @@ from .lowlevel import (
     meta,
     meta_float,
 )
+from .turning import make_empty, make_fill
 
+TILE = 4096
+"""Elements of a tile of rows that are turned round."""
 _BLOCK = 512
 
 
@@ -125,24 +128,30 @@ def build(
     reduced: bool,
     outputs: int,
     extreme: bool = False,
+    turned: bool = False,
 ) -> Any:
     """The kernel of one kind.
 
     - `unit`: the strides of the inner loop are all 1; otherwise they are read at run time;
     - `reduced`: dy and y are one number a row;
     - `outputs`: 2 where both gradients of a binary kind are wanted;
-    - `extreme`: parameters that only f64 holds.
+    - `extreme`: parameters that only f64 holds;
+    - `turned`: short rows side by side, unit strides in tiles that turn them round.
     """
     formula = map_formula(kind, element, ties)
     wide = extreme or is_wide(kind, element, ties)
     # The map may work in f32 where the state is summed in f64.
     map_wide = extreme or is_wide(kind, element, ties, mapped=True)
     map_real = np.float64 if map_wide else np.float32
-    map_load, map_store = make_load(element, map_wide), make_store(element, map_wide)
+    source, target = ("tile d", "tile e") if turned else ("in", "out")
+    map_load, map_store = (
+        make_load(element, map_wide, source),
+        make_store(element, map_wide, target),
+    )
     stage_store, flush = make_store(element, map_wide, "stage"), make_flush(element)
     resume, leave = make_trail(element)
     map_zero = map_real(0)
-    row_load = make_load(element, True)
+    row_load = make_load(element, True, source)
     apply, indexed, two = formula.apply, formula.indexed, outputs == 2
     apply2 = formula.apply2 or formula.apply
     reads = formula.uses.split()
@@ -444,7 +453,7 @@ def build(
 
     def lanes_gatherer(wide):
         real = np.float64 if wide else np.float32
-        load, zero = make_load(element, wide), real(0)
+        load, zero = make_load(element, wide, source), real(0)
         values, first_block = reader(load, zero), tuple(real(value) for value in first)
         block_load, block_store = make_tuple_memory(slots, "tile a", wide)
 
@@ -616,4 +625,46 @@ def build(
         if streaming:
             fence()
 
-    return side_by_side
+    if not turned:
+        return side_by_side
+
+    fill, empty = make_fill(element, "tile d"), make_empty(element, "tile e")
+    tiles = make_scratch(4 * TILE * size // 8)
+
+    def turned_round(call, slot, lo, hi):
+        m = meta(call, at.META)
+        tile_m = m + 8 * at.META_WORDS  # the same problem as it lies in tiles
+        dy, x, y, out = meta(call, at.DY), meta(call, at.X), meta(call, at.Y), meta(call, at.OUT)
+        n, across, more = meta(m, at.EXTENT), meta(m, at.ACROSS), meta(m, at.MORE_ACROSS)
+        kd, kx = size * meta(m, at.AXIS + 1), size * meta(m, at.AXIS + 2)
+        ky, ko = size * meta(m, at.AXIS + 3), size * meta(m, at.AXIS + 4)
+        jd, jx = size * meta(m, at.ACROSS + 1), size * meta(m, at.ACROSS + 2)
+        jy, jo = size * meta(m, at.ACROSS + 3), size * meta(m, at.ACROSS + 4)
+        width, blocks = meta(m, at.LANE_WIDTH), meta(m, at.LANE_BLOCKS)
+        pitch, steps, origin = size * width, 1 if reduced else n, (0, 0, 0, 0, 0, 0)
+        room, state, d_tile = stages(), scratch(), tiles()
+        x_tile, y_tile = d_tile + size * TILE, d_tile + 2 * size * TILE
+        o_tile = d_tile + 3 * size * TILE
+        block = state + 8 * lanes * slots
+        result = block + 8 * lanes * slots
+        for u in range(lo, hi):
+            q = u // blocks
+            j0 = (u - q * blocks) * width
+            w = min(width, across - j0)
+            base = place(m, at.ACROSS, at.MORE_ACROSS_AT, more, j0, q)
+            fill(d_tile, pitch, dy + size * base[0], kd, jd, steps, w)
+            if uses_x:
+                fill(x_tile, pitch, x + size * base[1], kx, jx, n, w)
+            if uses_y:
+                fill(y_tile, pitch, y + size * base[2], ky, jy, steps, w)
+            if has_state:
+                gather_lanes(tile_m, d_tile, x_tile, y_tile, origin, 0, n, w, state, block)
+                for j in range(w):
+                    s = finish(kept_load(state, j, lanes), float(n))
+                    kept_store(state, j, lanes, s)
+            scatter_lanes(
+                tile_m, d_tile, x_tile, y_tile, o_tile, origin, 0, n, w, state, result, room, False
+            )
+            empty(o_tile, pitch, out + size * base[3], ko, jo, n, w)
+
+    return turned_round

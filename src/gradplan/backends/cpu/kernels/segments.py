@@ -14,8 +14,8 @@ from typing import Any
 from ....kinds import ElementKind, IndexKind
 from . import layout as at
 from .device import inlined
+from .layout import LINE
 from .lowlevel import (
-    LINE,
     STAGE_BYTES,
     fence,
     int32_load,

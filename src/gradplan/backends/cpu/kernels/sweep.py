@@ -21,9 +21,9 @@ from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined, ordered, unfused
 from .formulas import recurrence_formula, sent_on, times
+from .layout import LINE, MAX_LANES
 from .lowlevel import (
     LANES,
-    LINE,
     STAGE_BYTES,
     fence,
     float_load,
@@ -40,8 +40,8 @@ from .lowlevel import (
     prefetch,
 )
 from .rows import lanes_of, place
+from .turning import make_empty, make_fill
 
-MAX_LANES = 1024
 TILE = 4096
 """Elements of a tile."""
 
@@ -278,56 +278,20 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
     tiles_room = lane_stage = make_scratch(1)
     if not direct:
         fetch = make_copy(element, "in", "tile a")
-        deliver = make_copy(element, "tile b", "out")
+        fill, empty = make_fill(element, "tile a"), make_empty(element, "tile b")
         to_stage = make_copy(element, "tile b", "stage")
-        turn_in = make_turn(element, "in", "tile a", inwards=True)
-        turn_out = make_turn(element, "tile b", "out", inwards=False)
         turn_to_stage = make_turn(element, "tile b", "stage", inwards=False)
         set_before = make_store(element, True, "tile a")
         tiles_room = make_scratch((4 * TILE + 2 * MAX_LANES) * size // 8)
         lane_stage = make_scratch((TILE * size + MAX_LANES * 2 * LINE) // 8 + 512)
 
-        # Tiles are filled and emptied backwards: the whole walk through memory then descends
-        # evenly, which the hardware foresees. Eight lanes at a time: rows are often a power of
-        # two apart, and more lines than that do not fit a set of the nearest cache.
-        @inlined
-        def fill(tile, address, ks, js, steps, w):
-            # Strides in bytes.
-            pitch = w * size
-            lanes = w // LANES * LANES if ks == size or ks == -size else 0
-            whole = steps // LANES * LANES
-            for j in range(w):
-                for k in range(whole if j < lanes else 0, steps):
-                    fetch(tile + k * pitch + j * size, address + k * ks + j * js)
-            for j in range(0, lanes, LANES):
-                for back in range(LANES, whole + 1, LANES):
-                    k = whole - back
-                    spot = address + k * ks + j * js
-                    turn_in(tile + k * pitch + j * size, pitch, spot, js, int(ks < 0))
-
-        @inlined
-        def empty(tile, address, ks, js, steps, w):
-            pitch = w * size
-            lanes = w // LANES * LANES if ks == size or ks == -size else 0
-            whole = steps // LANES * LANES
-            for j in range(w):
-                for k in range(whole if j < lanes else 0, steps):
-                    deliver(address + k * ks + j * js, tile + k * pitch + j * size)
-            for j in range(0, lanes, LANES):
-                for back in range(LANES, whole + 1, LANES):
-                    k = whole - back
-                    spot = address + k * ks + j * js
-                    turn_out(tile + k * pitch + j * size, pitch, spot, js, int(ks < 0))
-
         @inlined
         def empty_streaming(tile, address, js, steps, w, room):
-            # Where steps ascend in memory, and w is a multiple of 8.
+            # Where steps ascend in memory, w is a multiple of 8, and all lanes begin as far into a
+            # line.
             pitch = w * size
             stage_row = (steps * size + LINE) & -LINE
             whole = steps // LANES * LANES
-            if (js & (LINE - 1)) != 0:
-                stage_row += LINE
-                whole = 0
             lead = address & (LINE - 1)
             for j in range(0, w, LANES):
                 for k in range(0, whole, LANES):
@@ -335,7 +299,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                     turn_to_stage(tile + k * pitch + j * size, pitch, spot, stage_row, 0)
             if whole < steps:
                 for j in range(w):
-                    spot = room + j * stage_row + ((address + j * js) & (LINE - 1))
+                    spot = room + j * stage_row + lead
                     for k in range(whole, steps):
                         to_stage(spot + k * size, tile + k * pitch + j * size)
             for j in range(w):
@@ -412,11 +376,11 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                     end = k0
                     k0 = max(0, head + (end - 1 - head) // steps * steps)
                     count = end - k0
-                    fill(d_tile, dy + k0 * kd, kd, jd, count, w)
+                    fill(d_tile, pitch, dy + k0 * kd, kd, jd, count, w)
                     if uses_x:
-                        fill(x_tile, x + k0 * kx, kx, jx, count, w)
+                        fill(x_tile, pitch, x + k0 * kx, kx, jx, count, w)
                     if stateful:  # with one step before the first
-                        fill(y_tile + pitch, y + k0 * ky, ky, jy, count, w)
+                        fill(y_tile + pitch, pitch, y + k0 * ky, ky, jy, count, w)
                         for j in range(w):
                             if k0 == 0 and j < begins:
                                 set_before(y_tile, j, identity[0])
@@ -464,7 +428,7 @@ def build(kind: Named, element: ElementKind, ties: TieRule | None, direct: bool)
                     if streaming and ko == size and w % LANES == 0:
                         empty_streaming(o_tile, target, jo, count, w, lane_room)
                     else:
-                        empty(o_tile, target, ko, jo, count, w)
+                        empty(o_tile, pitch, target, ko, jo, count, w)
             if phase == at.PARTIAL:
                 for j in range(w):
                     spot = 3 * (c0 + j * c_step)
