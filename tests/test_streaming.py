@@ -84,7 +84,10 @@ def draw(desc, seed, rows=1):
 def test_streamed_outputs_have_the_same_bits(kind, element, monkeypatch):
     spec = next(s for s in KINDS.values() if s.kind.value == kind)
     flat = spec.category is OpCategory.BINARY_ELEMENTWISE
-    for seed, (shape, axis) in enumerate(SHAPES):
+    shapes = SHAPES
+    if spec.category is OpCategory.SCAN:  # rows that all begin as far into a line, or through them
+        shapes = [((40, 320), 1), *SHAPES[1:]]
+    for seed, (shape, axis) in enumerate(shapes):
         more = {"param": 0.25} if flat else {}
         desc = describe(spec, element, shape, () if flat else (axis,), **more)
         arrays, outs = draw(desc, seed)

@@ -2,7 +2,8 @@
 
 A unit of work is a row (ROWS layout), a block of neighbouring rows side by side (COLUMNS
 layout: the axis is walked in the order memory lies, many rows at a time), or, when rows are
-few and long, a chunk of one of these. Chunks have a fixed length, so bits never depend on how
+few and long, a chunk of one of these. Short rows lie side by side too, in tiles that turn them
+round (`turning`), or where they are. Chunks have a fixed length, so bits never depend on how
 many threads there are:
 
 - FUSED: state, then map;
