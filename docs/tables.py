@@ -17,7 +17,7 @@ from pathlib import Path
 
 import gradplan
 from edges import EDGES, RECORD
-from gradplan.bench.markdown import section
+from gradplan.bench.markdown import commits, section
 from gradplan.bench.results import read
 from gradplan.kinds import OpCategory
 from gradplan.registry import ELEMENTS, KINDS, MAX_RANK, Engine, KindSpec
@@ -104,9 +104,21 @@ def _measured(family: str | None = None) -> str:
     return "\n\n".join(parts) or "No results are committed yet."
 
 
+_ODD_SHAPES = ROOT / "benchmarks" / "measured" / "h200_odd.json"
+
+
 def _other_shapes() -> str:
     """What was measured of shapes that are no powers of two."""
-    return section(read(ROOT / "benchmarks" / "measured" / "h200_odd.json"))
+    return section(read(_ODD_SHAPES))
+
+
+def _commits(which: str) -> str:
+    """Whose kernels the rows are of: those of the `results`, or of `other_shapes`."""
+    paths = {
+        "results": sorted((ROOT / "benchmarks" / "results").glob("*.json")),
+        "other_shapes": [_ODD_SHAPES],
+    }
+    return "\n\n".join(commits(read(path)) for path in paths[which])
 
 
 def _edges(family: str) -> str:
@@ -216,6 +228,7 @@ def _picture(name: str) -> str:
 
 GENERATED: dict[str, Callable[..., str]] = {
     "commands": _commands,
+    "commits": _commits,
     "edges": _edges,
     "engines": _engines,
     "enums": _enums,

@@ -28,6 +28,7 @@ from gradplan.bench import (
     measure,
     oracle,
     peers,
+    results,
     session,
     workers,
 )
@@ -51,6 +52,7 @@ from gradplan.registry import KINDS
 torch = pytest.importorskip("torch")
 
 ROOT = Path(__file__).parent.parent
+ODD = ROOT / "benchmarks" / "measured" / "h200_odd.json"
 SPECS = list(KINDS.values())
 NAMES = [spec.kind.value for spec in SPECS]
 SOFTMAX = KINDS[OpCategory.SOFTMAX, SoftmaxKind.SOFTMAX]
@@ -58,7 +60,7 @@ MEAN = KINDS[OpCategory.REDUCTION, ReduceKind.MEAN]
 BENCH = ["bench", "--quick", "--in-process", "--kind", "mean", "--case", "rows", "--element", "f32"]
 ROW_KEYS = {
     *("kind", "family", "element", "case", "shape", "axis", "layout", "variant", "floor_bytes"),
-    *("floor_ms", "ms", "ms_min", "share", "error", "peers"),
+    *("floor_ms", "ms", "ms_min", "share", "error", "commit", "peers"),
 }
 
 
@@ -243,7 +245,47 @@ def test_a_run_writes_its_rows(tmp_path, capsys):
     assert row["error"] is None
     peer = row["peers"]["torch"]
     assert peer["speedup"] == pytest.approx(peer["ms"] / row["ms"])
-    assert found["host_us"]["mean"].keys() == {"bound", "run", "function"}
+    assert found["host_us"]["mean"].keys() == {"bound", "run", "function", "commit"}
+
+
+def test_each_row_knows_whose_kernels_it_is_of(tmp_path):
+    path = tmp_path / "out.json"
+    words = [*BENCH, "--repeats", "1", "--json", str(path), "--resume"]
+    assert cli.main([*words, "--peer", "none", "--commit", "first"]) == 0
+    assert cli.main([*words, "--kind", "sum", "--commit", "second"]) == 0  # a peer of mean, too
+    found = read(path)
+    assert {row["kind"]: row["commit"] for row in found["rows"]} == {
+        "mean": "first",
+        "sum": "second",
+    }
+    assert found["rows"][0]["peers"]["torch"]["ms"] > 0
+    assert {kind: cost["commit"] for kind, cost in found["host_us"].items()} == {
+        "mean": "first",
+        "sum": "second",
+    }
+
+
+def git(folder, *words):
+    who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    done = subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def test_a_commit_is_told_only_of_a_checkout_of_this_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "results.py"))
+    (tmp_path / "results.py").write_text("one\n")
+    assert results.commit_here() is None  # no checkout at all
+    git(tmp_path, "init", "-q")
+    (tmp_path / "other").touch()
+    git(tmp_path, "add", "other")
+    git(tmp_path, "commit", "-qm", "a user's own project, with an environment in it")
+    assert results.commit_here() is None
+    git(tmp_path, "add", "results.py")
+    git(tmp_path, "commit", "-qm", "ours")
+    commit = git(tmp_path, "rev-parse", "HEAD")[:7]
+    assert results.commit_here() == commit
+    (tmp_path / "results.py").write_text("two\n")
+    assert results.commit_here() == f"{commit}-dirty"
 
 
 def test_every_kind_and_element_of_the_quick_cases_is_right(capsys, tmp_path):
@@ -753,9 +795,39 @@ def test_the_table_is_made_from_the_results(tmp_path):
     assert lines.index("| softmax | 0.062 | 80 % | did not compile |") < lines.index(
         "| cumsum | 0.100 | 50 % | 0.200 (2.0 ×) |"
     )
-    assert "bound launch 5.0 µs" in text
+    assert "bound launch 5.0 and 5.0 µs" in text
     assert "A plain copy, by the same clock: 80 % at 64 MiB, 98 % at 1024 MiB" in text
     assert not any(line != line.rstrip() for line in lines)
+
+
+def test_the_table_tells_whose_kernels_the_rows_are_of(tmp_path):
+    found = json.loads(some_results(tmp_path / "a.json").read_text())
+    assert markdown.commits(found) == ""
+    assert "commit" not in markdown.section(found)
+    first, *others = found["rows"]
+    halves = {**first, "element": "f16", "commit": "new"}
+    found["rows"] = [{**row, "commit": "old"} for row in (first, *others)] + [
+        halves,
+        {**others[-1], "element": "f32", "commit": "new"},
+    ]
+    found["rows"][3]["commit"] = "new"  # the embedding: all of its elements are
+    found["host_us"]["softmax"]["commit"] = "older"
+    assert markdown.commits(found).splitlines() == [
+        "| commit | rows | which |",
+        "| :--- | ---: | :--- |",
+        "| `old` | 3 | all others |",
+        "| `new` | 3 | embedding: zipf; cumsum f16: rows |",
+    ]
+    lines = markdown.section(found).splitlines()
+    assert "- Rows by the commit whose kernels they are of: `old` (3), `new` (3)." in lines
+    assert lines[-1].endswith("function 20.0 and 20.0 µs (`older`).")
+
+
+def test_committed_rows_name_their_commits():
+    for path in (*(ROOT / "benchmarks" / "results").glob("*.json"), ODD):
+        found = read(path)
+        commits = {one["commit"] for one in (*found["rows"], *found["host_us"].values())}
+        assert all(re.fullmatch("[0-9a-f]{7}", commit) for commit in commits)
 
 
 def with_chains(path, factor=1.0):

@@ -112,6 +112,11 @@ def add_parser(commands: Any) -> None:
     kept.add_argument(
         "--json", type=file_of, metavar="FILE", help="keep every row here; - is stdout, at the end"
     )
+    kept.add_argument(
+        "--commit",
+        metavar="NAME",
+        help="whose kernels these are, noted beside each row (default: what git says)",
+    )
     kept.add_argument("--resume", action="store_true", help="skip what that file has already")
     kept.add_argument(
         "--from",

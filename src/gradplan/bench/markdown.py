@@ -6,8 +6,10 @@ files under `benchmarks/results/` generate.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..errors import InvalidProblem
@@ -16,7 +18,7 @@ from .forwards import VIEW_KINDS
 from .peers import PEERS
 from .results import read, speedups
 
-__all__ = ["BEGIN", "END", "markdown", "replaced", "section"]
+__all__ = ["BEGIN", "END", "commits", "markdown", "replaced", "section"]
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 _MAIN = "rows"
@@ -101,8 +103,11 @@ def _heading(found: dict[str, Any]) -> str:
     )
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
+def _table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], aligned: Sequence[str] = ()
+) -> str:
+    aligned = aligned or ["---"] + ["---:"] * (len(headings) - 1)
+    lines = [headings, aligned, *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -175,21 +180,53 @@ def _summary(found: dict[str, Any], rows: list[Row]) -> str:
     if found.get("copies_chain_ms"):
         shares = _copies(found, "copies_chain_ms")
         lines.append(f"- Plain copies one after the other: {shares}.")
+    count = Counter(row["commit"] for row in rows if row.get("commit"))
+    if count:
+        rest = ", ".join(f"`{commit}` ({number})" for commit, number in count.most_common())
+        lines.append(f"- Rows by the commit whose kernels they are of: {rest}.")
     costs = found["host_us"].values()
     if costs:
         lines.append(
-            "- Host cost on 8 × 8, worst kind: "
+            "- Host cost on 8 × 8, median and worst kind: "
             + ", ".join(
-                f"{title} {max(cost[key] for cost in costs):.1f} µs"
+                f"{title} {median(cost[key] for cost in costs):.1f} and "
+                f"{max(cost[key] for cost in costs):.1f} µs"
                 for key, title in (
                     ("bound", "bound launch"),
                     ("run", "`plan.run`"),
                     ("function", "function"),
                 )
             )
+            + _of({cost["commit"] for cost in costs if cost.get("commit")})
             + "."
         )
     return "\n".join(lines)
+
+
+def _of(commits: set[str]) -> str:
+    return f" ({', '.join(f'`{commit}`' for commit in sorted(commits))})" if commits else ""
+
+
+def commits(found: dict[str, Any]) -> str:
+    """Whose kernels the rows are of: commits with kinds and cases, that of most rows first."""
+    rows = [row for row in found["rows"] if row.get("commit")]
+    beside: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        beside.setdefault((row["kind"], row["case"]), set()).add(row["commit"])
+    lines: list[list[str]] = []
+    for commit, number in Counter(row["commit"] for row in rows).most_common():
+        held: dict[str, dict[str, None]] = {}
+        for row in rows:
+            if row["commit"] == commit:
+                alone = len(beside[row["kind"], row["case"]]) == 1
+                name = row["kind"] if alone else f"{row['kind']} {row['element']}"
+                held.setdefault(name, {})[row["case"]] = None
+        together: dict[tuple[str, ...], list[str]] = {}
+        for name, cases in held.items():
+            together.setdefault(tuple(cases), []).append(name)
+        which = (f"{', '.join(names)}: {', '.join(cases)}" for cases, names in together.items())
+        lines.append([f"`{commit}`", str(number), "; ".join(which) if lines else "all others"])
+    return _table(["commit", "rows", "which"], lines, [":---", "---:", ":---"]) if lines else ""
 
 
 def _peer_names(rows: Iterable[Row]) -> list[str]:

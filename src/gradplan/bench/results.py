@@ -4,14 +4,15 @@
 row names its kind as the registry does. Times are in ms, `copy_bandwidth` in bytes per second
 read and written, `share` is floor / time. On a GPU `copies_ms` tells how long plain copies take
 that move so many MiB. `ms` is null where there is no time to tell: "error", or a peer's "note",
-says why. `chain_ms`, `chain_share` and `copies_chain_ms` are the same for launches that follow one
-another, each on arrays that are in no cache any more; there are none on a CPU, nor where a row is
-too small.
+says why. `commit` is the one whose kernels a row, or a host cost, is of. `chain_ms`, `chain_share`
+and `copies_chain_ms` are the same for launches that follow one another, each on arrays that are in
+no cache any more; there are none on a CPU, nor where a row is too small.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
@@ -30,6 +31,7 @@ __all__ = [
     "STDOUT",
     "Results",
     "busy",
+    "commit_here",
     "finite",
     "lowest_shares",
     "read",
@@ -53,18 +55,19 @@ class Results:
     about: dict[str, Any]
     path: Path | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
-    host_us: dict[str, dict[str, float]] = field(default_factory=dict)
+    host_us: dict[str, dict[str, Any]] = field(default_factory=dict)
+    commit: str | None = None
 
     @classmethod
-    def resumed(cls, about: dict[str, Any], path: Path) -> Results:
+    def resumed(cls, about: dict[str, Any], path: Path, commit: str | None = None) -> Results:
         """Go on with a file, if it is there and from the same device."""
         if not path.exists():
-            return cls(about, path)
+            return cls(about, path, commit=commit)
         before = read(path)
         names = before["device"].get("name"), about["device"].get("name")
         if names[0] != names[1]:
             raise InvalidProblem(f"{path} is from {names[0]}, this device is {names[1]}")
-        return cls(about, path, before["rows"], before["host_us"])
+        return cls(about, path, before["rows"], before["host_us"], commit)
 
     def row(self, request: Request) -> dict[str, Any]:
         """The row of a request; a new one where there is none yet."""
@@ -84,7 +87,7 @@ class Results:
                 return row
         nothing = {"variant": None, "floor_bytes": None, "floor_ms": None}
         times = dict.fromkeys((*_TIMES, *_SHARES))
-        row = {**key, **nothing, **times, "error": None, "peers": {}}
+        row = {**key, **nothing, **times, "error": None, "commit": None, "peers": {}}
         self.rows.append(row)
         return row
 
@@ -104,6 +107,7 @@ class Results:
             if name == OURS:
                 row |= dict.fromkeys((*_TIMES, *_SHARES)) | found
                 row["error"] = found.get("error")
+                row["commit"] = self.commit
                 if row["error"]:
                     row |= dict.fromkeys(_TIMES)
                 elif row["ms"]:
@@ -122,6 +126,10 @@ class Results:
         self.save()
         return row
 
+    def note_host(self, kind: str, cost: dict[str, float]) -> None:
+        """What calls of a kind cost the host, in µs."""
+        self.host_us[kind] = {**cost, "commit": self.commit}
+
     def plain(self) -> dict[str, Any]:
         """What the file holds."""
         return {
@@ -136,6 +144,23 @@ class Results:
         """Write the file in one step: a run may be stopped at any time."""
         if self.path is not None:
             write(self.path, self.plain())
+
+
+def commit_here() -> str | None:
+    """The commit of the checkout that holds this package, if one does: `-dirty` where its files
+    are others."""
+    here = Path(__file__)
+    try:
+        # An environment inside somebody's checkout is no part of it.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=7")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from ..kinds import ElementKind
 from ..terminal import new_table, progress
 from .measure import OURS, Request
 from .peers import PEERS
-from .results import STDOUT, Results, busy, lowest_shares, speedups
+from .results import STDOUT, Results, busy, commit_here, lowest_shares, speedups
 from .workers import Apart, Failed, Here, TookTooLong, Worker
 
 __all__ = ["Session"]
@@ -76,9 +76,10 @@ class Session:
             raise InvalidProblem(f"the device {options.device!r} cannot be used: {error}") from None
         self._introduce(about)
         path = None if options.json == STDOUT else options.json
-        results = Results(about, path)
+        commit = options.commit or commit_here()
+        results = Results(about, path, commit=commit)
         if options.resume and path is not None:
-            results = Results.resumed(about, path)
+            results = Results.resumed(about, path, commit)
         if options.prepare:
             self._prepare(results, requests)
         done = self._rows(results, requests)
@@ -201,7 +202,7 @@ class Session:
             one = replace(request, element=ElementKind.F32)
             limit_s = min(_OURS_LIMIT_S, self._left_s())
             try:
-                results.host_us[name] = self.workers[OURS].ask("host", one, limit_s=limit_s)
+                results.note_host(name, self.workers[OURS].ask("host", one, limit_s=limit_s))
             except Exception as error:
                 self.console.print(f"host cost of {name}: {error}", style="red", markup=False)
         results.save()
