@@ -87,6 +87,34 @@ def test_every_other_variant_has_its_reason(kind, shape, axis, variant):
     assert all(len(other.why) > 10 for other in told.others)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "apart", "layout"),
+    [
+        ("softmax", (4096, 4), "dy, y, dx", "rows, beside"),
+        ("max", (4096, 4), "x, dx", "rows, beside"),
+        ("softmax", (4096, 16), None, "rows, turned"),
+        ("softmax", (4096, 100), None, "rows, unit"),
+    ],
+)
+def test_short_rows_on_the_cpu(kind, shape, apart, layout):
+    told = plan(kind, shape, 1, "cpu", ElementKind.F32).explanation()
+    assert f"{told.sku.layout}, {told.sku.variant}" == layout
+    assert ("rows are short" in told.why) == ("unit" not in layout)
+    assert told.read == told.fewest_read
+    reasons = {other.variant: other.why for other in told.others}
+    assert reasons.get("unit") == (apart and f"{apart}: not 1 apart along the inner loop")
+
+
+@pytest.mark.parametrize("kind", ["log_softmax", "prod"])
+def test_rows_that_lie_side_by_side_on_the_cpu_are_not_turned_round(kind):
+    desc = plan(kind, (16, 4096), 0, "cpu").descriptor
+    strides = {op.name: (4096, 2) for op in desc.operands}
+    told = FAMILIES[desc.category][0].select(desc).explanation(strides)
+    assert (told.sku.layout, told.sku.variant) == ("columns", "any")
+    assert told.read >= 2 * told.fewest_read
+    assert "short" not in told.why
+
+
 @pytest.mark.parametrize("shape", [(1024, 2048), (8192, 1024)])
 def test_what_comes_after_a_scan_in_registers_has_its_cost(shape):
     told = plan("cumsum", shape, 1).explanation()

@@ -908,6 +908,8 @@ def test_plans_describe_themselves(kind):
     assert problem.plan.preference == gp.PlanPreference()
     assert problem.plan.descriptor == problem.desc
     assert problem.me in repr(problem.plan)
+    bound = problem.plan.bind(problem.args())
+    assert repr(bound) == f"<BoundLaunch {bound.sku}>"
     for name in ("sku", "precision_guarantee", "workspace_size", "descriptor", "device"):
         with pytest.raises(AttributeError):
             setattr(problem.plan, name, None)

@@ -146,6 +146,9 @@ class BoundLaunch:
         strides = {name: lent.strides for name, lent in views.items()}
         return self._plan._explanation(self._program, strides, "these arrays")
 
+    def __repr__(self) -> str:
+        return f"<BoundLaunch {self.sku}>"
+
 
 class Plan:
     """A selected kernel family for one descriptor; immutable, shared and thread-safe."""

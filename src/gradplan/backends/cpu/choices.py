@@ -13,6 +13,7 @@ def rows(
     *,
     unit: bool,
     turned: bool,
+    lines: bool,
     strided: Sequence[str],
     split: bool | None,
     units: int,
@@ -36,8 +37,8 @@ def rows(
         made.append(Other("split", _enough(units, enough)))
     else:
         made.append(Other("split", "rows are too short to be worth cutting"))
-    barred = "what is turned round leaves in short pieces" if turned else ""
-    return (*made, *_streaming(streamed, takes, room, barred if unit else "strides differ from 1"))
+    barred = _barred(unit, lines and not turned)
+    return (*made, *_streaming(streamed, takes, room, barred))
 
 
 def scans(
@@ -73,10 +74,10 @@ def scans(
 
 
 def tables(
-    *, unit: bool, accumulates: bool, streamed: bool, takes: int, room: float
+    *, unit: bool, lines: bool, accumulates: bool, streamed: bool, takes: int, room: float
 ) -> tuple[Other, ...]:
     """For embeddings."""
-    barred = "" if unit else "strides differ from 1"
+    barred = _barred(unit, lines)
     if accumulates:
         barred = "the table is added to, so it is read as well"
     return tuple(_streaming(streamed, takes, room, barred))
@@ -90,13 +91,24 @@ def _enough(units: int, enough: int) -> str:
     return f"rows alone are {units:,} pieces of work; {enough} feed the cores"
 
 
+def _barred(unit: bool, lines: bool) -> str:
+    """Why the output cannot go past the caches, or had better not."""
+    return (
+        "strides differ from 1"
+        if not unit
+        else ""
+        if lines
+        else "the output leaves in short pieces"
+    )
+
+
 def _streaming(streamed: bool, takes: int, room: float, barred: str) -> Iterator[Other]:
     """Whether the output goes past the caches."""
     if streamed:
         why = f"all arrays take {takes:,} bytes, more than {room:,.0f}: the caches would not help"
         yield Other("cached", why)
-    elif barred:
-        yield Other("streamed", barred)
-    else:
-        why = f"all arrays take {takes:,} bytes, less than {room:,.0f}: the caches may keep them"
+    elif takes <= room:
+        why = f"all arrays take {takes:,} bytes, no more than {room:,.0f}: the caches may keep them"
         yield Other("streamed", why)
+    else:
+        yield Other("streamed", barred)

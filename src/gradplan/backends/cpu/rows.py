@@ -36,22 +36,30 @@ __all__ = ["program", "workspace_bytes"]
 
 # Long rows are cut into chunks of this many elements when rows alone cannot feed the cores.
 _CHUNK_ELEMENTS = 1 << 16
-# Rows up to so long run side by side: where all fits the last cache, and where it does not, for
-# rows one by one leave past the caches then. They pass through tiles of so many elements, but for
-# the shortest of f32 and f64, which are faster where they lie. In ns an element, of 2²² elements in
-# rows of 4, 16 and 64: softmax f32 one by one 3.9, 0.96, 0.29 and so 0.46, 0.43, 0.49, bf16 4.1,
-# 0.97, 0.30 and 0.53, 0.15, 0.18; mean f32 2.3, 0.58, 0.15 and 0.13, 0.06, 0.06. Of 2¹⁸ elements,
-# in rows of 48 and 100: softmax f32 0.38, 0.23 and 0.19, 0.26, f64 0.39, 0.25 and 0.34, 0.38.
+# Rows up to so long run side by side: where all takes less than this share of the last cache, and
+# where it takes more. They pass through tiles of so many elements, but for the shortest of f32 and
+# f64, which are faster where they lie. How long that takes, as a share of the time that rows one by
+# one take, of rows of 16, 32, 48, 64 and 80 in 3 MiB: softmax f32 0.23, 0.41, 0.53, 0.67, 0.85,
+# bf16 0.14, 0.26, 0.40, 0.52, 0.66, f64 0.41, 0.68, 0.89, 1.14, 1.28; in 100 MiB: f32 0.61, 1.23,
+# 1.62, 2.17, 2.24, bf16 0.35, 0.60, 1.19, 1.92, 1.94, f64 0.99, 1.58, 1.61, 1.60, 1.71.
 _SHORT = {
-    ElementKind.F32: (72, 32),
-    ElementKind.F16: (80, 64),
-    ElementKind.BF16: (80, 64),
-    ElementKind.F64: (48, 20),
+    ElementKind.F32: (64, 28),
+    ElementKind.F16: (64, 40),
+    ElementKind.BF16: (64, 40),
+    ElementKind.F64: (40, 16),
 }
+_SHORT_SHARE = 0.35
 _TURNED = 8
-# ... and up to so long where strides are read at run time: softmax of every other of 256 bf16 0.98
-# one by one, 0.65 so.
+# ... and up to so long where strides are read at run time, through tiles (softmax of every other of
+# 256 bf16 0.98 one by one, 0.65 so) and where they lie.
 _LONGEST_TURNED = 256
+_LONGEST_APART = {ElementKind.F32: 32, ElementKind.F64: 16}
+# The fewest bytes in one piece, of a row and of rows side by side, that leave past the caches. In
+# ns an element of 100 MiB, through them and past them: softmax f32 one by one, rows of 64, 256, 512
+# and 4096 0.38, 0.27, 0.25, 0.26 and 1.40, 0.34, 0.22, 0.23 (where rows begin with lines 0.34,
+# 0.25, 0.24, 0.25 and 0.35, 0.21, 0.21, 0.23); side by side, 16, 64 and 256 0.30, 0.41, 0.34 and
+# 0.52, 0.33, 0.29, 64 and 128 of bf16 0.16, 0.19 and 0.19, 0.18.
+_STREAMED_ROW_BYTES, _STREAMED_STRIP_BYTES = 2048, 256
 _SLOW = (SoftmaxKind.LOG_SOFTMAX, ReduceKind.LOG_SUM_EXP, ReduceKind.PROD)
 _TILE = 4096
 
@@ -94,16 +102,14 @@ def program(desc: Any, strides: Strides) -> Program:
     looped = [k for k in used if not (reduced and not columns and k in (0, 2))]
     unit = all(loop.strides[k] == 1 for k in looped)
 
-    turned = not flat and not (columns and unit) and _turns(desc, inner, looped)
-    most = _LONGEST_TURNED
-    if unit or not turned:
-        most = _SHORT[desc.element][streams(desc, room_of())]
-    short = not flat and not (columns and unit) and len(along.dims) == 1
-    short = short and 1 < n <= most and n < beside.extent
-    turned = turned and short
+    short = turned = False
+    if not flat and not columns and len(along.dims) == 1 and 1 < n < beside.extent:
+        turned = _turns(desc, inner, looped)
+        short = n <= _longest(desc, unit, turned)
+        turned = turned and short
     if short:
         # A step of one row and of the next are never 1 apart, but in tiles.
-        columns, unit, looped = True, turned, used
+        loop, looped, unit = beside, used, turned
     meta = array("q", bytes(8 * at.META_WORDS))
     width, blocks, chunk = 1, row_count, n
     if turned:
@@ -112,8 +118,10 @@ def program(desc: Any, strides: Strides) -> Program:
         blocks = -(-beside.extent // width)
         meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
         groups = blocks * (row_count // beside.extent)
-    elif columns:
+    elif columns or short:
         width, split = _strips(n, row_count, beside.extent, _lanes_of(desc.op), stateless)
+        if short:  # not so wide that there are few
+            width = min(width, GRAIN_ELEMENTS // n // 64 * 64)
         blocks = -(-beside.extent // width)
         meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
         groups = blocks * (row_count // beside.extent)
@@ -131,7 +139,9 @@ def program(desc: Any, strides: Strides) -> Program:
     meta[at.PARAM], meta[at.PARAM2] = float_bits(p), float_bits(q)
     write_nest(meta, along.dims, at.AXIS, at.MORE_AXIS, at.MORE_AXIS_AT)
     write_nest(meta, across.dims, at.ACROSS, at.MORE_ACROSS, at.MORE_ACROSS_AT)
-    meta[at.STREAMING] = unit and not turned and streams(desc, room_of())
+    piece = loop.extent * desc.element.size_bytes
+    lines = piece >= (_STREAMED_STRIP_BYTES if columns else _STREAMED_ROW_BYTES)
+    meta[at.STREAMING] = unit and lines and not turned and streams(desc, room_of())
     if turned:
         meta += _in_tiles(meta, inner, width, reduced)
 
@@ -146,11 +156,13 @@ def program(desc: Any, strides: Strides) -> Program:
         weight != 0 and not 2.0**-100 < abs(weight) < 2.0**100 for weight in (p, q)
     )
     tie_name = f"_{ties.value}" if ties is not None else ""
-    arguments = (kind, element, ties, columns, unit, reduced, len(outputs), extreme, turned)
+    together = columns or short
+    arguments = (kind, element, ties, together, unit, reduced, len(outputs), extreme, turned)
     layout = "flat" if flat and len(along.dims) == 1 else "columns" if columns else "rows"
     pattern = "turned" if turned else "unit" if unit else "any"
-    variant = f"{pattern}{'_split' if workspace else ''}{'_streamed' if meta[at.STREAMING] else ''}"
-    name = f"{kind.value}{tie_name}_{element.value}_{'columns' if columns else 'rows'}_{pattern}"
+    name = f"{kind.value}{tie_name}_{element.value}_{'columns' if together else 'rows'}_{pattern}"
+    variant = "beside" if short and not turned else pattern
+    variant += f"{'_split' if workspace else ''}{'_streamed' if meta[at.STREAMING] else ''}"
     name += f"{len(outputs) if len(outputs) > 1 else ''}{'_extreme' if extreme else ''}"
     item = element.size_bytes
     return Program(
@@ -164,7 +176,7 @@ def program(desc: Any, strides: Strides) -> Program:
         workspace_bytes=workspace,
         # A row stays in the cache between its state and its map; many side by side do not.
         reads=dict.fromkeys(("dy", "x", "y"), 2)
-        if not stateless and (workspace or (columns and not short))
+        if not stateless and (workspace or columns)
         else {},
         layout=layout,
         variant=variant,
@@ -172,6 +184,7 @@ def program(desc: Any, strides: Strides) -> Program:
         others=choices.rows(
             unit=unit,
             turned=turned,
+            lines=lines,
             strided=[names[k] for k in looped if loop.strides[k] != 1],
             split=None if stateless else workspace > 0,
             units=groups,
@@ -197,6 +210,13 @@ def _turns(desc: Any, axis: Dim, looped: Sequence[int]) -> bool:
     if desc.element in (ElementKind.F16, ElementKind.BF16) or desc.op in _SLOW:
         return True
     return axis.extent >= _TURNED and all(abs(axis.strides[k]) <= 1 for k in looped)
+
+
+def _longest(desc: Any, unit: bool, turned: bool) -> int:
+    """Up to how many elements rows are short."""
+    if not unit:
+        return _LONGEST_TURNED if turned else _LONGEST_APART[desc.element]
+    return _SHORT[desc.element][streams(desc, room_of(_SHORT_SHARE))]
 
 
 def _index_steps(shape: Sequence[int], axes: Sequence[int], ties: TieRule | None) -> list[int]:

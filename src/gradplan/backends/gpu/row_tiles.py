@@ -399,7 +399,8 @@ class Rows:
             if registers and pieces and element is ElementKind.F16:
                 registers += _F16_MORE
         spacious = spacious or not self.capped or (at_once > 0 and not pieces)
-        spacious = spacious or (table.roomy and phase == "apply" and not every)
+        if table.roomy and phase == "apply" and not every:
+            spacious = spacious or self.desc.category is OpCategory.SOFTMAX
         if not registers and (spacious or (self.product and (parts.r > 1 or masked))):
             registers = all_registers(warps)
         return warps, pieces, registers

@@ -531,8 +531,9 @@ def without(table: Table, *fields: str) -> Table:
     return replace(table, **dict[str, Any](dict.fromkeys(names, _NONE)))
 
 
+# These have less shared memory than a processor keeps rows in, so none are walked or held.
 _SM_80 = replace(
-    without(_OTHERS, "walked", "held"),  # a processor's shared memory holds less than two parts
+    without(_OTHERS, "walked", "held"),
     early=False,
     tall_room=64 << 10,
     registers=(),
@@ -540,7 +541,6 @@ _SM_80 = replace(
     cluster=0,
     paired=(ElementKind.F16,),
 )
-# A program has less shared memory than it keeps rows in.
 _SM_120 = replace(without(_OTHERS, "walked", "held"), tall_room=64 << 10)
 _PROCESSORS = 132  # of the H200
 

@@ -275,7 +275,8 @@ class Table:
     paired: tuple[ElementKind, ...] = ()
     """Halves that the architecture compares two at a time."""
     roomy: bool = False
-    """Whether scans, and what is masked, are given registers, lest the assembler spill a few."""
+    """Whether scans are given registers, and rows whose tiles are not full where they are read for
+    the second time or are products, lest the assembler spill a few."""
     at_once: ByPlace = ()
     """Elements that a thread takes to the end before it takes the next ones, of full tiles of one
     row whose state is a sum or a product; 0 takes all of them a step at a time, as the compiler
