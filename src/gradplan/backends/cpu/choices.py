@@ -93,13 +93,9 @@ def _enough(units: int, enough: int) -> str:
 
 def _barred(unit: bool, lines: bool) -> str:
     """Why the output cannot go past the caches, or had better not."""
-    return (
-        "strides differ from 1"
-        if not unit
-        else ""
-        if lines
-        else "the output leaves in short pieces"
-    )
+    if not unit:
+        return "strides differ from 1"
+    return "" if lines else "the output leaves in short pieces"
 
 
 def _streaming(streamed: bool, takes: int, room: float, barred: str) -> Iterator[Other]:

@@ -36,9 +36,8 @@ __all__ = ["program", "workspace_bytes"]
 
 # Long rows are cut into chunks of this many elements when rows alone cannot feed the cores.
 _CHUNK_ELEMENTS = 1 << 16
-# Rows up to so long run side by side: where all takes less than this share of the last cache, and
-# where it takes more. They pass through tiles of so many elements, but for the shortest of f32 and
-# f64, which are faster where they lie. How long that takes, as a share of the time that rows one by
+# Up to so many elements rows run side by side: where all arrays take less than `_SHORT_SHARE` of
+# the last cache, and where they take more. That takes, as a share of the time that rows one by
 # one take, of rows of 16, 32, 48, 64 and 80 in 3 MiB: softmax f32 0.23, 0.41, 0.53, 0.67, 0.85,
 # bf16 0.14, 0.26, 0.40, 0.52, 0.66, f64 0.41, 0.68, 0.89, 1.14, 1.28; in 100 MiB: f32 0.61, 1.23,
 # 1.62, 2.17, 2.24, bf16 0.35, 0.60, 1.19, 1.92, 1.94, f64 0.99, 1.58, 1.61, 1.60, 1.71.
@@ -49,16 +48,17 @@ _SHORT = {
     ElementKind.F64: (40, 16),
 }
 _SHORT_SHARE = 0.35
+# They pass through tiles; but f32 and f64 of fewer elements than this are faster where they lie.
 _TURNED = 8
-# ... and up to so long where strides are read at run time, through tiles (softmax of every other of
-# 256 bf16 0.98 one by one, 0.65 so) and where they lie.
+# The same where strides are read at run time: through tiles (softmax of every other of 256 bf16
+# 0.98 ns an element one by one, 0.65 so), and where they lie.
 _LONGEST_TURNED = 256
 _LONGEST_APART = {ElementKind.F32: 32, ElementKind.F64: 16}
 # The fewest bytes in one piece, of a row and of rows side by side, that leave past the caches. In
-# ns an element of 100 MiB, through them and past them: softmax f32 one by one, rows of 64, 256, 512
-# and 4096 0.38, 0.27, 0.25, 0.26 and 1.40, 0.34, 0.22, 0.23 (where rows begin with lines 0.34,
-# 0.25, 0.24, 0.25 and 0.35, 0.21, 0.21, 0.23); side by side, 16, 64 and 256 0.30, 0.41, 0.34 and
-# 0.52, 0.33, 0.29, 64 and 128 of bf16 0.16, 0.19 and 0.19, 0.18.
+# ns an element of 100 MiB, through them and past them: softmax f32 one by one, rows of 64, 256,
+# 512 and 4096 0.38, 0.27, 0.25, 0.26 and 1.40, 0.34, 0.22, 0.23 (where rows begin with lines
+# 0.34, 0.25, 0.24, 0.25 and 0.35, 0.21, 0.21, 0.23); side by side, 16, 64 and 256 0.30, 0.41,
+# 0.34 and 0.52, 0.33, 0.29, 64 and 128 of bf16 0.16, 0.19 and 0.19, 0.18.
 _STREAMED_ROW_BYTES, _STREAMED_STRIP_BYTES = 2048, 256
 _SLOW = (SoftmaxKind.LOG_SOFTMAX, ReduceKind.LOG_SUM_EXP, ReduceKind.PROD)
 _TILE = 4096
@@ -216,7 +216,8 @@ def _longest(desc: Any, unit: bool, turned: bool) -> int:
     """Up to how many elements rows are short."""
     if not unit:
         return _LONGEST_TURNED if turned else _LONGEST_APART[desc.element]
-    return _SHORT[desc.element][streams(desc, room_of(_SHORT_SHARE))]
+    small, large = _SHORT[desc.element]
+    return small if bytes_of(desc) <= room_of(_SHORT_SHARE) else large
 
 
 def _index_steps(shape: Sequence[int], axes: Sequence[int], ties: TieRule | None) -> list[int]:
