@@ -815,8 +815,8 @@ def test_the_table_tells_whose_kernels_the_rows_are_of(tmp_path):
     assert markdown.commits(found).splitlines() == [
         "| commit | rows | which |",
         "| :--- | ---: | :--- |",
-        "| `old` | 3 | all others |",
         "| `new` | 3 | embedding: zipf; cumsum f16: rows |",
+        "| `old` | 3 | all others |",
     ]
     lines = markdown.section(found).splitlines()
     assert "- Rows by the commit whose kernels they are of: `old` (3), `new` (3)." in lines

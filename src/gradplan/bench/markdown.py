@@ -208,13 +208,16 @@ def _of(commits: set[str]) -> str:
 
 
 def commits(found: dict[str, Any]) -> str:
-    """Whose kernels the rows are of: commits with kinds and cases, that of most rows first."""
+    """Whose kernels the rows are of: commits with kinds and cases, that of most rows last."""
     rows = [row for row in found["rows"] if row.get("commit")]
+    if not rows:
+        return ""
     beside: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         beside.setdefault((row["kind"], row["case"]), set()).add(row["commit"])
     lines: list[list[str]] = []
-    for commit, number in Counter(row["commit"] for row in rows).most_common():
+    most, *fewer = Counter(row["commit"] for row in rows).most_common()
+    for commit, number in fewer:
         held: dict[str, dict[str, None]] = {}
         for row in rows:
             if row["commit"] == commit:
@@ -225,8 +228,9 @@ def commits(found: dict[str, Any]) -> str:
         for name, cases in held.items():
             together.setdefault(tuple(cases), []).append(name)
         which = (f"{', '.join(names)}: {', '.join(cases)}" for cases, names in together.items())
-        lines.append([f"`{commit}`", str(number), "; ".join(which) if lines else "all others"])
-    return _table(["commit", "rows", "which"], lines, [":---", "---:", ":---"]) if lines else ""
+        lines.append([f"`{commit}`", str(number), "; ".join(which)])
+    lines.append([f"`{most[0]}`", str(most[1]), "all others" if fewer else "all"])
+    return _table(["commit", "rows", "which"], lines, [":---", "---:", ":---"])
 
 
 def _peer_names(rows: Iterable[Row]) -> list[str]:
