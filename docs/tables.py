@@ -25,6 +25,7 @@ from gradplan.registry import ELEMENTS, KINDS, MAX_RANK, Engine, KindSpec
 __all__ = ["GENERATED", "expanded"]
 
 ROOT = Path(__file__).resolve().parents[1]
+_ODD_SHAPES = ROOT / "benchmarks" / "measured" / "h200_odd.json"
 _DIRECTIVE = re.compile(r"^\{\{ (\w+) ?([^}]*?) \}\}$", re.MULTILINE)
 _HELP_COLUMNS = 86
 _TITLES = {"torch": "PyTorch", "jax": "JAX"}
@@ -102,9 +103,6 @@ def _measured(family: str | None = None) -> str:
         if rows:
             parts.append(section({**found, "rows": rows, "host_us": costs}))
     return "\n\n".join(parts) or "No results are committed yet."
-
-
-_ODD_SHAPES = ROOT / "benchmarks" / "measured" / "h200_odd.json"
 
 
 def _other_shapes() -> str:

@@ -32,7 +32,6 @@ from .program import (
 
 __all__ = ["program", "workspace_bytes"]
 
-_TILE_ELEMENTS = 2048
 # Elements of short rows that are lanes together. In ns an element, 2²² of f32 in rows of 8: cumsum
 # and cumprod 0.10, 0.30 with so many, 0.09, 0.54 with twice as many.
 _TOGETHER = 512
@@ -109,7 +108,7 @@ def program(desc: ScanBackwardDescriptor, strides: Strides) -> Program:
         blocks = -(-lane.extent // width) + (1 if n % chunk else 0)
         units = blocks * row_count
     meta[at.BESIDE] = beside
-    steps = min(chunk, (_TILE_ELEMENTS if recomputes else 2 * _TILE_ELEMENTS) // width, 256)
+    steps = min(chunk, (at.RECOMPUTED_TILE if recomputes else at.TILE) // width, 256)
     item = desc.element.size_bytes
     even = lane.extent == 1 or lane.strides[lead] * item % LINE == 0
     lines = direct or (

@@ -61,7 +61,6 @@ _LONGEST_APART = {ElementKind.F32: 32, ElementKind.F64: 16}
 # 0.34 and 0.52, 0.33, 0.29, 64 and 128 of bf16 0.16, 0.19 and 0.19, 0.18.
 _STREAMED_ROW_BYTES, _STREAMED_STRIP_BYTES = 2048, 256
 _SLOW = (SoftmaxKind.LOG_SOFTMAX, ReduceKind.LOG_SUM_EXP, ReduceKind.PROD)
-_TILE = 4096
 
 
 def program(desc: Any, strides: Strides) -> Program:
@@ -114,7 +113,7 @@ def program(desc: Any, strides: Strides) -> Program:
     width, blocks, chunk = 1, row_count, n
     if turned:
         split = False
-        width = min(_lanes_of(desc.op), _TILE // n // 8 * 8)
+        width = min(_lanes_of(desc.op), at.TILE // n // 8 * 8)
         blocks = -(-beside.extent // width)
         meta[at.LANE_WIDTH], meta[at.LANE_BLOCKS] = width, blocks
         groups = blocks * (row_count // beside.extent)

@@ -35,7 +35,7 @@ _SEGMENT_BLOCK = 64
 # Columns of a row that are summed at a time: few where there are few rows to share.
 _SEGMENT_SLICE, _WIDE_SEGMENT_SLICE = 128, 512
 # The fewest bytes of a row of the table that leave past the caches. In ms through them and past
-# them, 64 MiB of f32, an index an eighth row: rows of 16, 64, 128 and 1024 5.7, 2.3, 2.6, 2.1
+# them, 64 MB of f32, one index to eight rows: rows of 16, 64, 128 and 1024 5.7, 2.3, 2.6, 2.1
 # and 7.8, 2.6, 1.7, 2.0 (where rows begin with lines 5.8, 2.2, 2.6, 2.1 and 7.5, 2.4, 1.6, 1.2).
 _STREAMED_BYTES = 512
 

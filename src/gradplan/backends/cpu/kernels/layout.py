@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Bytes of a cache line.
 LINE = 64
+# The most elements of a tile that turns rows round, and of one whose scan is run again.
+TILE, RECOMPUTED_TILE = 4096, 2048
 # The most lanes of a scan that saves its state, or needs none.
 MAX_LANES = 1024
 

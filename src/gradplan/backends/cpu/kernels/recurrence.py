@@ -25,6 +25,7 @@ from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined, ordered
 from .formulas import recurrence_formula, sent_on, settled, times
+from .layout import RECOMPUTED_TILE as TILE
 from .lowlevel import (
     LANES,
     float_load,
@@ -39,7 +40,6 @@ from .lowlevel import (
 )
 from .rows import lanes_of, place
 
-TILE = 2048
 MAX_LANES = 512
 
 d_load, d_store = make_tile("a")

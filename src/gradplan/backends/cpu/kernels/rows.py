@@ -27,7 +27,7 @@ from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined
 from .formulas import is_wide, map_formula
-from .layout import LINE
+from .layout import LINE, TILE
 from .lowlevel import (
     STAGE_BYTES,
     fence,
@@ -44,8 +44,6 @@ from .lowlevel import (
 )
 from .turning import make_empty, make_fill
 
-TILE = 4096
-"""Elements of a tile of rows that are turned round."""
 _BLOCK = 512
 
 

@@ -21,7 +21,7 @@ from ....kinds import ElementKind, Named, TieRule
 from . import layout as at
 from .device import inlined, ordered, unfused
 from .formulas import recurrence_formula, sent_on, times
-from .layout import LINE, MAX_LANES
+from .layout import LINE, MAX_LANES, TILE
 from .lowlevel import (
     LANES,
     STAGE_BYTES,
@@ -41,9 +41,6 @@ from .lowlevel import (
 )
 from .rows import lanes_of, place
 from .turning import make_empty, make_fill
-
-TILE = 4096
-"""Elements of a tile."""
 
 carry_load, carry_store = make_tile("d")
 total_load, total_store = make_tile("f")
