@@ -12,10 +12,20 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import suppress
 
 LIMIT_S = 60.0
+# Becomes the browser, with the pipes where it looks for them; those that are 3 or 4 themselves are
+# moved out of the way first. In a child that Python forks for it JAX's threads would be in danger.
+_CONNECT = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(pipe), fcntl.F_DUPFD_CLOEXEC, 10) for pipe in sys.argv[1:3]]
+os.dup2(high[0], 3)
+os.dup2(high[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find():
@@ -34,16 +44,10 @@ class Page:
         # The network is cut off: the page must not need it.
         flags += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}"]
 
-        def connect():
-            # Descriptors that may themselves be 3 or 4 are moved out of the way first.
-            high_read, high_write = os.dup(to_read), os.dup(to_write)
-            os.dup2(high_read, 3)
-            os.dup2(high_write, 4)
-
+        connect = [sys.executable, "-ISc", _CONNECT, str(to_read), str(to_write)]
         self._process = subprocess.Popen(
-            [browser, *flags, "about:blank"],
-            pass_fds=(3, 4, to_read, to_write),
-            preexec_fn=connect,
+            [*connect, browser, *flags, "about:blank"],
+            pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
